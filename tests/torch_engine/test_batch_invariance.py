@@ -173,8 +173,9 @@ def test_nor_does_a_resume_whose_tokens_are_computed_as_a_prompt(dtype, cut, loa
     assert later == logits[cut:]
 
 
-def test_eight_bit_weights_are_as_independent(load_wide):
-    engine = load_wide("float32", quantization="int8")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_of_few_bits_are_as_independent(quantization, load_wide):
+    engine = load_wide("float32", quantization=quantization)
     alone = answer(engine, asking(), 0)
     assert answer(engine, asking(), 9, before=4) == alone
 

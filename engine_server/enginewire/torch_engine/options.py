@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("auto", "last", "mean", "cls")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8_per_token_head")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
 GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
 MOST_SPECULATIVE_TOKENS = 64
 

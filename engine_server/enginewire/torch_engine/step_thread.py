@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineDead, EngineError
-from enginewire.torch_engine.layers.kernels.library import OPS, PRODUCTS, begin_builds
+from enginewire.torch_engine.layers.kernels.library import (
+    INT4,
+    INT4_ROUNDING,
+    OPS,
+    PRODUCTS,
+    begin_builds,
+)
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.sequence import Request
 from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
@@ -169,7 +175,8 @@ class StepThread:
     def _load(self) -> LoadedEngine:
         self._report("import", 0.0)
         if self._options.compile_kernels and self._options.device != "cuda":
-            begin_builds(OPS, PRODUCTS)
+            int4 = (INT4, INT4_ROUNDING) if self._options.quantization == "int4" else ()
+            begin_builds(OPS, PRODUCTS, *int4)
         from enginewire.torch_engine.loading.load import load_engine
 
         self._report("import", 1.0)

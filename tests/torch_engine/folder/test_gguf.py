@@ -114,7 +114,20 @@ def test_weights_of_every_kind_are_those_of_transformers(written, family):
     torch.testing.assert_close(tensors_of(open_model(str(file)), expected), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_the_head_of_a_file_may_have_a_kind_of_its_own(make_gguf, tmp_path):
+    file = tmp_path / "demo.gguf"
+    make_gguf.main(DEMO, file, "q4_0", "q8_0")
+    matrices = {
+        tensor.name: tensor.tensor_type.name
+        for tensor in gguf.GGUFReader(file).tensors
+        if len(tensor.shape) > 1
+    }
+    assert matrices.pop("token_embd.weight") == "Q8_0"
+    matrices.pop("output.weight", None)
+    assert {*matrices.values()} == {"Q4_0"}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_file_is_served(written, quantization):
     _, file = written("llama", "q8_0")
     prompt = list(range(2, 40))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
 from enginewire.torch_engine.folder.source import is_hub_name, resolve_model
+from enginewire.torch_engine.layers.int4_linear import Int4Linear
 from enginewire.torch_engine.layers.linear import Int8Linear
 from enginewire.torch_engine.loading.load import load_engine, longest_window
 from enginewire.torch_engine.options import TorchEngineOptions
@@ -296,6 +297,21 @@ def test_eight_bit_weights_are_for_float32_and_bfloat16_on_a_cpu(folder):
     assert len(engine.answer(greedy([5, 6, 7], 4)).tokens[0]) == 4
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_four_bit_weights_are_those_of_the_layers_and_the_head_keeps_eight(compiled, folder, caplog):
+    assert "quantization int4 needs a CPU" in refusal(folder, quantization="int4", dtype="float16")
+    engine = load(folder, quantization="int4", compile_kernels=compiled)
+    model = engine.core._runner.model
+    layer = model.layers[0]
+    assert all(isinstance(each, Int4Linear) for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    assert (layer.down._kernel is not None, isinstance(model.head, Int4Linear)) == (compiled, False)
+    plain = load(folder, quantization="int8").core._runner.model.head
+    value = torch.randn(20, model.embedding_size)
+    assert model.head(value).equal(plain(value))
+    assert len(engine.answer(greedy([5, 6, 7], 4)).tokens[0]) == 4
+    assert ("quantization int4 without our kernel is slow" in caplog.text) != compiled
+
+
 def test_an_unknown_quantization_is_refused():
-    with pytest.raises(ValueError, match="none, int8"):
+    with pytest.raises(ValueError, match="none, int8, int4"):
         TorchEngineOptions(quantization="int3")

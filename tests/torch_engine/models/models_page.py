@@ -66,8 +66,16 @@ part of a family (`Llama4ForCausalLM`) is served under its own configuration and
 Our own code reads weights that others have quantised: GPTQ (4 and 8 bits), AWQ (4 bits, `gemm`),
 compressed-tensors (whole numbers of 4 and 8 bits, and floats of 8 bits), and blocks of 8-bit floats, as
 DeepSeek and Qwen publish them. They become plain floats when they are loaded. So they take as much memory as
-before they were quantised, and are no quicker; `--quantization int8` makes them 8 bits again. Activations
-keep their precision, whatever the folder says of them.
+before they were quantised, and are no quicker, unless `--quantization int8` or `int4` makes them whole
+numbers again. Activations then have 8 bits; without the option they keep their precision, whatever the folder
+says of them.
+
+`--quantization int4` keeps the numbers of weights that had 4 bits or fewer before: it finds the grid of 16
+values that each 32 inputs of an output lie on, and rounds only its scale, to 8 bits. That works for GPTQ,
+AWQ and compressed-tensors with groups of 32, 64, 128 or all inputs, and for Q4_0, Q4_1 and Q4_K of GGUF,
+whose answers then change [as little](performance.md#weights-of-4-bits) as with int8. Weights of 5 bits and
+more are rounded a second time, and so are those of GPTQ with `desc_act`, where inputs of one group do not lie
+side by side, and groups of 16.
 
 ## GGUF files
 
@@ -80,8 +88,9 @@ $ enginewire serve ./my-llama.Q8_0.gguf --dtype bfloat16 --http-port 8080
 The file has everything: the sizes of the model, its tokenizer, its chat template, and what ends an answer.
 Served are Llama, Mistral, Qwen2 and Qwen3 without experts, with weights of every kind that the package
 reads: Q8_0, Q4_0, Q4_K, Q6_K and about twenty more. They become floats when they are loaded, as above, and
-`--quantization int8` makes them 8 bits again. A scaling of positions that is not Llama's own, and any other
-architecture, is refused by name: [llama.cpp's server](engines.md#completions-servers) may run those.
+`--quantization int8` or `int4` makes them whole numbers again. A scaling of positions that is not Llama's
+own, and any other architecture, is refused by name: [llama.cpp's server](engines.md#completions-servers) may
+run those.
 
 Tests hold the weights of ten kinds, and what is generated, against what transformers reads in the same
 file; `make llama-test` holds what is likely next against llama.cpp itself.

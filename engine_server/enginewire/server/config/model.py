@@ -19,7 +19,7 @@ from enginewire.server.handoff.options import Role
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDType = Literal["auto", "bfloat16", "int8_per_token_head"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 Pooling = Literal["auto", "last", "mean", "cls"]
 GuidedBackend = Literal["auto", "xgrammar", "llguidance"]
 
@@ -50,7 +50,8 @@ class ServedModelOptions:
     device: Device = option("auto", "where the model runs")
     dtype: DType = option("auto", "type of the weights, and of what is computed")
     quantization: Quantization = option(
-        "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
+        "none",
+        "form of the weights while serving; int8 is faster and changes answers, int4 more so (CPU only)",
     )
     compile_kernels: bool = option(
         True, "run small kernels that the machine's C++ compiler, on a GPU Triton, builds once, if it can"

@@ -5,6 +5,7 @@ Knows nothing about weights, caches or requests.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import torch
@@ -16,6 +17,7 @@ from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.device import is_far
 from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
 from enginewire.torch_engine.layers.fused_ops import fused_ops
+from enginewire.torch_engine.layers.int4_linear import Int4Linear, int4_kernel
 from enginewire.torch_engine.layers.linear import (
     Int8Linear,
     Linear,
@@ -30,7 +32,10 @@ from enginewire.torch_engine.loading.capacity import choose_block_size, choose_k
 from enginewire.torch_engine.models.decoder import Arithmetic
 from enginewire.torch_engine.options import TorchEngineOptions
 
-NOT_QUANTIZED = "quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16"
+log = logging.getLogger(__name__)
+
+NOT_QUANTIZED = "quantization {} needs a CPU with oneDNN and the dtype float32 or bfloat16"
+SLOW = "quantization int4 without our kernel is slow: int8 is the quicker one here"
 NOT_INVARIANT = (
     "batch_invariant needs a CPU, the dtype float32 or bfloat16, compile_kernels and a C++ compiler; "
     "or a GPU, the dtype bfloat16 or float16 and the attention kernel of torch 2.13"
@@ -44,7 +49,7 @@ def choose_arithmetic(
     kv_dtype = choose_kv_dtype(options, device, dtype)
     if options.batch_invariant and not is_far(device):
         ops = _invariant_ops(options, device, dtype, kv_dtype)
-        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)))
+        return Arithmetic(ops, *map(_tiled, _makers(options, device, dtype, ops)))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
     block_size = choose_block_size(options, device, dtype)
     varlen = varlen_ops(device, dtype, head_counts, block_size)
@@ -54,7 +59,7 @@ def choose_arithmetic(
         varlen = fused_ops(varlen, device, dtype, head_counts, block_size)
     compiled = compiled_ops(device, dtype, cached=kv_dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
-    return Arithmetic(ops, _project(options, device, dtype, ops))
+    return Arithmetic(ops, *_makers(options, device, dtype, ops))
 
 
 def _invariant_ops(
@@ -67,15 +72,21 @@ def _invariant_ops(
     return compiled
 
 
-def _project(
+def _makers(
     options: TorchEngineOptions, device: torch.device, dtype: torch.dtype, ops: LayerOps
-) -> MakeLinear:
+) -> tuple[MakeLinear, MakeLinear]:
+    """What makes the projections of the layers, and the head, which never has fewer than 8 bits."""
     make: MakeLinear = make_linear
     if options.quantization != "none":
         if device.type != "cpu" or not can_quantize(dtype):
-            raise ModelLoadError(NOT_QUANTIZED)
+            raise ModelLoadError(NOT_QUANTIZED.format(options.quantization))
         make = partial(Int8Linear, ops=ops)
-    return _quick(make) if options.compile_kernels else make
+    make = _quick(make) if options.compile_kernels else make
+    if options.quantization == "int4":
+        if not options.compile_kernels or int4_kernel(dtype) is None:
+            log.warning(SLOW)
+        return partial(Int4Linear, compiled=options.compile_kernels), make
+    return make, make
 
 
 def _quick(make: MakeLinear) -> MakeLinear:
@@ -85,6 +96,8 @@ def _quick(make: MakeLinear) -> MakeLinear:
 def _tiled(make: MakeLinear) -> MakeLinear:
     def tiled(weight: Tensor, bias: Tensor | None) -> Linear:
         base = make(weight, bias)
+        if isinstance(base, Int4Linear):
+            return base
         # The sums of our own kernels do not depend on how many rows there are.
         return TiledLinear(base, fills_up=not isinstance(base, FewRowsLinear))
 

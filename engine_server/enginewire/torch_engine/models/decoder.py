@@ -25,10 +25,11 @@ from enginewire.torch_engine.lora.projections import AdaptedLinear, AdaptedProje
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What computes: `project` makes the projections of the layers, and the one that gives logits."""
+    """What computes: `project` makes the projections of the layers, `head` the one that gives logits."""
 
     ops: LayerOps
     project: MakeLinear
+    head: MakeLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def build_model(
     head = table if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = Norm(weights.tensor("model.norm.weight", config.hidden_size), config.norm_eps)
     rotary = Rotary(config.rope, config.head_dim, device)
-    return Model(config, table, layers, norm, arithmetic.project(head, None), rotary, arithmetic.ops)
+    return Model(config, table, layers, norm, arithmetic.head(head, None), rotary, arithmetic.ops)
 
 
 def _build_layer(

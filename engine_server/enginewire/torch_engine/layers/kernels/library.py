@@ -37,6 +37,10 @@ OPS: Final = "ops.cpp", ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-z
 """Sums may be reordered, but infinities and NaN keep their meaning."""
 PRODUCTS: Final = "products.cpp", ("-ffp-contract=off",)
 """Rounded after each operation, as oneDNN's products of many rows are."""
+WHOLE: Final = "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"
+"""Rounded after each operation, as plain torch is."""
+INT4: Final = "int4.cpp", WHOLE
+INT4_ROUNDING: Final = "int4_rounding.cpp", WHOLE
 
 Source = tuple[str, tuple[str, ...]]
 """A file of this folder, and what the compiler is told of its arithmetic."""

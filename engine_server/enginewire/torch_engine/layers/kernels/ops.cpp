@@ -13,6 +13,7 @@
 #include "decode.h"
 #include "numbers.h"
 #include "prefill.h"
+#include "steps.h"
 
 namespace {
 
@@ -32,15 +33,11 @@ void rms_norm(T *out, const T *in, const T *weight, int64_t rows, int64_t size, 
     }
 }
 
-// Each row in steps of a 127th of its largest value, around 128; NaN and infinity are left to the scale.
+// Each row in steps around 128.
 template <class T> void round_rows(uint8_t *out, float *scales, const T *in, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > 16384)
-    for (int64_t row = 0; row < rows; ++row) {
-        const T *from = in + row * size;
-        uint8_t *to = out + row * size;
-        const float scale = scales[row] = step_size(from, size);
-        for (int64_t i = 0; i < size; ++i) to[i] = uint8_t(in_steps(wide(from[i]), scale) + 128);
-    }
+    for (int64_t row = 0; row < rows; ++row)
+        scales[row] = round_row(out + row * size, in + row * size, size, 128);
 }
 
 template <class T> inline void rotate(T *head, const T *cos, const T *sin, int64_t half) {

@@ -15,6 +15,7 @@
 #include <omp.h>
 
 #include "numbers.h"
+#include "steps.h"
 
 namespace {
 
@@ -113,8 +114,7 @@ void product(T *out, const T *in, const void *weights, const T *bias, const T *o
     });
 }
 
-// The same of steps: a row's lie around 128, and `zeros` has what 128 makes of each output. Rounded where
-// Int8Linear rounds.
+// The same of steps: a row's lie around 128, and `zeros` has what 128 makes of each output.
 #if defined(__AVX512VNNI__)
 template <class T>
 void product_of_steps(T *out, const uint8_t *in, const float *row_scales, const void *weights,
@@ -125,8 +125,7 @@ void product_of_steps(T *out, const uint8_t *in, const float *row_scales, const 
         const int64_t at = row * outputs + output;
         for (int64_t i = 0; i < count; ++i) {
             float sum = float(sums[i] - zeros[output + i]) * scales[output + i] * row_scales[row];
-            T value = narrow<T>(bias ? sum + wide(bias[output + i]) : sum);
-            out[at + i] = other ? narrow<T>(wide(value) + wide(other[at + i])) : value;
+            out[at + i] = output_of(sum, bias ? bias + output + i : nullptr, other ? other + at + i : nullptr);
         }
     });
 }
