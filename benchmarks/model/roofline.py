@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from workloads import QWEN_KV_HEADS, QWEN_VOCAB, SHAPES, VOCAB
 
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int8_per_token_head": 1}
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 4.625 / 8, "int8_per_token_head": 1}
+HEAD_BYTES = BYTES | {"int4": 1}
+"""Whoever has fewer bits keeps 8 for the head."""
 READ_BYTES = 1 << 29
 """Of one reading: more than any cache holds."""
 ROWS = 512
@@ -33,9 +35,10 @@ def measure(weights: str, rounds: int = 5) -> Machine:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     words = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     size = 2048
-    kind = getattr(torch, weights)
+    whole = weights in ("int8", "int4")  # both are multiplied in 8 bits
+    kind = torch.int8 if whole else getattr(torch, weights)
     left, right = torch.ones(ROWS, size, dtype=kind), torch.ones(size, size, dtype=kind)
-    product = torch._int_mm if weights == "int8" else torch.mm
+    product = torch._int_mm if whole else torch.mm
     return Machine(
         bytes_per_s=READ_BYTES / best(words.sum, rounds),
         flops_per_s=2 * ROWS * size * size / best(lambda: product(left, right), rounds),
@@ -63,8 +66,9 @@ def decode_tokens_per_s(
     qwen = shape == "500m"
     vocab = QWEN_VOCAB if qwen else VOCAB
     kv = hidden // heads * (QWEN_KV_HEADS if qwen else heads)
-    numbers = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner) + hidden * vocab
+    projections = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner)
+    head = hidden * vocab
     cached = 2 * layers * kv * context * batch
-    read = numbers * BYTES[weights] + cached * BYTES[dtype]
-    computed = 2 * batch * (numbers + 2 * layers * hidden * context)
+    read = projections * BYTES[weights] + head * HEAD_BYTES[weights] + cached * BYTES[dtype]
+    computed = 2 * batch * (projections + head + 2 * layers * hidden * context)
     return batch / max(read / machine.bytes_per_s, computed / machine.flops_per_s)
