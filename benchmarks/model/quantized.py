@@ -37,7 +37,7 @@ from workloads import make_model, static_batch
 from enginewire.server.demo_model import PATH
 from enginewire.torch_engine.layers.attention import Span, plan_attention
 from enginewire.torch_engine.layers.flat_inputs import FlatInputs
-from enginewire.torch_engine.layers.int4_linear import Int4Linear
+from enginewire.torch_engine.layers.int4.linear import Int4Linear
 from enginewire.torch_engine.layers.linear import Int8Linear, MakeLinear
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import KV_CACHE_DTYPES, TorchEngineOptions

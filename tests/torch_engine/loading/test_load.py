@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
 from enginewire.torch_engine.folder.source import is_hub_name, resolve_model
-from enginewire.torch_engine.layers.int4_linear import Int4Linear
+from enginewire.torch_engine.layers.int4.linear import Int4Linear
 from enginewire.torch_engine.layers.linear import Int8Linear
 from enginewire.torch_engine.loading.load import load_engine, longest_window
 from enginewire.torch_engine.options import TorchEngineOptions

@@ -17,7 +17,7 @@ from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.device import is_far
 from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
 from enginewire.torch_engine.layers.fused_ops import fused_ops
-from enginewire.torch_engine.layers.int4_linear import Int4Linear, int4_kernel
+from enginewire.torch_engine.layers.int4.linear import Int4Linear, int4_kernel
 from enginewire.torch_engine.layers.linear import (
     Int8Linear,
     Linear,

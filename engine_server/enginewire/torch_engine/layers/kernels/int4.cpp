@@ -1,4 +1,4 @@
-// Products with weights of 4 bits, as int4_weights.py packs them; int4_linear.py calls these.
+// Products with weights of 4 bits, as int4/weights.py packs them; int4/linear.py calls these.
 //
 // A block of weights is read in the order in which it lies, once for up to eight rows.
 //

@@ -1,4 +1,4 @@
-// How weights of 4 bits lie in memory, as int4_weights.py says it, and vectors with one number per output.
+// How weights of 4 bits lie in memory, as int4/weights.py says it, and vectors with one number per output.
 //
 // Outputs lie in blocks of 16. A block begins with what a step is worth for each chunk of 256 inputs, 16 floats
 // each. Then comes one pair of groups after the other, of 32 inputs each: 8 vectors of numbers, one group in the

@@ -1,5 +1,5 @@
-// Floats become weights of 4 bits; int4_weights.py calls this. It mirrors the torch code there and in
-// int4_grids.py, operation by operation, so that both make the same bytes. Each vector has 16 outputs.
+// Floats become weights of 4 bits; int4/weights.py calls this. It mirrors the torch code there and in
+// int4/grids.py, operation by operation, so that both make the same bytes. Each vector has 16 outputs.
 
 #include <algorithm>
 #include <cstdint>

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from enginewire.torch_engine.layers.int4_grids import ZERO_PARTS, Grids, choose_guesses, fit_grids
+from enginewire.torch_engine.layers.int4.grids import ZERO_PARTS, Grids, choose_guesses, fit_grids
 from enginewire.torch_engine.layers.kernels.library import (
     INT4_ROUNDING,
     Kernel,

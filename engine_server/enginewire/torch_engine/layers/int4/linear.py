@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers.int4_weights import CHUNK, round_weights
+from enginewire.torch_engine.layers.int4.weights import CHUNK, round_weights
 from enginewire.torch_engine.layers.kernels.library import INT4, Kernel, kernel_library, kernel_name
 from enginewire.torch_engine.layers.ops import ROUNDED_ZERO, TorchOps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewire.torch_engine.layers.int4_grids import (
+from enginewire.torch_engine.layers.int4.grids import (
     ALL_GUESSES,
     GUESSES,
     MOST,

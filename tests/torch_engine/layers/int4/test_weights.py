@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
-from enginewire.torch_engine.layers import int4_weights as module
-from enginewire.torch_engine.layers.int4_grids import ALL_GUESSES, GUESSES
-from enginewire.torch_engine.layers.int4_weights import (
+from enginewire.torch_engine.layers.int4 import weights as module
+from enginewire.torch_engine.layers.int4.grids import ALL_GUESSES, GUESSES
+from enginewire.torch_engine.layers.int4.weights import (
     BLOCK,
     CHUNK,
     GROUP,

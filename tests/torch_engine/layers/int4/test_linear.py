@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from enginewire.torch_engine.layers import int4_linear as module
-from enginewire.torch_engine.layers.int4_linear import Int4Linear, int4_kernel
-from enginewire.torch_engine.layers.int4_weights import CHUNK
+from enginewire.torch_engine.layers.int4 import linear as module
+from enginewire.torch_engine.layers.int4.linear import Int4Linear, int4_kernel
+from enginewire.torch_engine.layers.int4.weights import CHUNK
 from enginewire.torch_engine.layers.kernels.library import COMPILERS
 from enginewire.torch_engine.layers.linear import PlainLinear
 from enginewire.torch_engine.layers.ops import ROUNDED_ZERO, TorchOps
