@@ -10,18 +10,21 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineDead, EngineError
 from enginewire.torch_engine.layers.kernels.library import (
+    COMPILED_DTYPES,
     INT4,
     INT4_ROUNDING,
     OPS,
     PRODUCTS,
+    Source,
+    attention,
     begin_builds,
 )
 from enginewire.torch_engine.options import TorchEngineOptions
@@ -44,6 +47,9 @@ Command = Callable[["EngineCore"], None]
 CacheListener = Callable[[Seq[CacheChange]], None]
 HandedOverListener = Callable[[Request, memoryview], None]
 Answer = TypeVar("Answer")
+
+CACHED_AS: Final = {"bfloat16": "bfloat16", "int8_per_token_head": "int8"}
+"""The dtype of a cache, by what `kv_cache_dtype` may be beside auto."""
 
 
 class LoadSnapshot(NamedTuple):
@@ -175,8 +181,7 @@ class StepThread:
     def _load(self) -> LoadedEngine:
         self._report("import", 0.0)
         if self._options.compile_kernels and self._options.device != "cuda":
-            int4 = (INT4, INT4_ROUNDING) if self._options.quantization == "int4" else ()
-            begin_builds(OPS, PRODUCTS, *int4)
+            begin_builds(*_kernels(self._options))
         from enginewire.torch_engine.loading.load import load_engine
 
         self._report("import", 1.0)
@@ -281,3 +286,13 @@ class StepThread:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             self._stopping = True
+
+
+def _kernels(options: TorchEngineOptions) -> Iterator[Source]:
+    """What a model may need, of which nothing is known yet."""
+    yield from (OPS, PRODUCTS)
+    for dtype in COMPILED_DTYPES:
+        if options.dtype in {"auto", dtype}:
+            yield attention(dtype, CACHED_AS.get(options.kv_cache_dtype, dtype))
+    if options.quantization == "int4":
+        yield from (INT4, INT4_ROUNDING)

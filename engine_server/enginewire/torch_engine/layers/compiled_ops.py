@@ -1,4 +1,4 @@
-"""The same operations as `TorchOps`, by the kernels of ops.cpp. CPU only.
+"""The same operations as `TorchOps`, by the kernels of ops.cpp and attention.cpp. CPU only.
 
 Knows nothing about weights, sequences or sampling.
 """
@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading
-from enginewire.torch_engine.layers.kernels.library import OPS, Kernel, kernel_library, kernel_name
+from enginewire.torch_engine.layers.kernels.library import (
+    OPS,
+    Kernel,
+    attention,
+    dtype_name,
+    kernel_library,
+    kernel_name,
+)
 from enginewire.torch_engine.layers.linear import PACKED_DTYPES
 
 
@@ -19,29 +26,26 @@ class CompiledOps:
     """`LayerOps` for one dtype, and one of the cache. Tensors must be contiguous and on the CPU."""
 
     def __init__(
-        self,
-        library: ctypes.PyDLL,
-        dtype: torch.dtype,
-        reading: Reading = "ragged",
-        cached: torch.dtype | None = None,
+        self, ops: ctypes.PyDLL, attention: ctypes.PyDLL, dtype: torch.dtype, reading: Reading = "ragged"
     ) -> None:
+        """`attention` is built for this dtype, and for the one of the cache."""
         self.reading = reading
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
-        def bind(name: str, *kinds: type) -> Kernel:
-            kernel = library[kernel_name(name, dtype)]
+        def bind(library: ctypes.PyDLL, name: str, *kinds: type) -> Kernel:
+            kernel = library[name]
             kernel.argtypes, kernel.restype = kinds, None
             return kernel
 
-        def bind_cached(name: str, *kinds: type) -> Kernel:
-            return bind(f"{kernel_name(name, cached or dtype)}_of", *kinds)
+        def named(name: str) -> str:
+            return kernel_name(name, dtype)
 
-        self._rms_norm = bind("rms_norm", *[pointer] * 3, *[size] * 3, ctypes.c_float)
-        self._gate = bind("gate", *[pointer] * 2, *[size] * 2)
-        self._round_rows = bind("round_rows", *[pointer] * 3, *[size] * 2)
-        self._rotate_and_write = bind_cached("rotate_and_write", *[pointer] * 6, *[size] * 4)
-        self._decode = bind_cached("decode", *[pointer] * 6, *[size] * 7)
-        self._prefill = bind_cached("prefill", *[pointer] * 5, *[size] * 7)
+        self._rms_norm = bind(ops, named("rms_norm"), *[pointer] * 3, *[size] * 3, ctypes.c_float)
+        self._gate = bind(ops, named("gate"), *[pointer] * 2, *[size] * 2)
+        self._round_rows = bind(ops, named("round_rows"), *[pointer] * 3, *[size] * 2)
+        self._write_cache = bind(attention, "write_cache", *[pointer] * 6, *[size] * 4)
+        self._attend_rows = bind(attention, "attend_rows", *[pointer] * 6, *[size] * 7)
+        self._attend_chunk = bind(attention, "attend_chunk", *[pointer] * 5, *[size] * 7)
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""
@@ -83,15 +87,15 @@ class CompiledOps:
         stored = keys.data_ptr(), values.data_ptr()
         turned = [part.data_ptr() for part in rotation]
         sizes = num_heads, kv_heads, head_dim
-        self._rotate_and_write(heads.data_ptr(), *turned, plan.slots.data_ptr(), *stored, tokens, *sizes)
+        self._write_cache(heads.data_ptr(), *turned, plan.slots.data_ptr(), *stored, tokens, *sizes)
         attended = heads.new_empty(tokens, num_heads, head_dim)
         if plan.ragged:
             pointers = attended.data_ptr(), heads.data_ptr(), *stored
-            self._decode(*pointers, *_ragged(plan.ragged), cache.block_size, *sizes, window or 0)
+            self._attend_rows(*pointers, *_ragged(plan.ragged), cache.block_size, *sizes, window or 0)
         for chunk in plan.chunks:
             rows = attended[chunk.rows].data_ptr(), heads[chunk.rows].data_ptr()
             spanned = chunk.num_new, chunk.context, cache.block_size
-            self._prefill(*rows, *stored, chunk.blocks.data_ptr(), *spanned, *sizes, window or 0)
+            self._attend_chunk(*rows, *stored, chunk.blocks.data_ptr(), *spanned, *sizes, window or 0)
         return attended.flatten(1)
 
 
@@ -111,5 +115,8 @@ def compiled_ops(
     """
     if device.type != "cpu" or dtype not in PACKED_DTYPES:
         return None
-    library = kernel_library(OPS)
-    return CompiledOps(library, dtype, reading, cached) if library else None
+    ops, attending = (
+        kernel_library(OPS),
+        kernel_library(attention(*map(dtype_name, (dtype, cached or dtype)))),
+    )
+    return CompiledOps(ops, attending, dtype, reading) if ops and attending else None

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_LIBRARIES = 8
+MOST_LIBRARIES = 16
 """Others come with a new version, a new compiler or another processor; the oldest go."""
 
 

@@ -33,8 +33,9 @@ HEADERS = tuple(sorted(HERE.glob("*.h")))
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 60.0
 BUILD = ("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC")
-OPS: Final = "ops.cpp", ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+REORDERED: Final = "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"
 """Sums may be reordered, but infinities and NaN keep their meaning."""
+OPS: Final = "ops.cpp", REORDERED
 PRODUCTS: Final = "products.cpp", ("-ffp-contract=off",)
 """Rounded after each operation, as oneDNN's products of many rows are."""
 WHOLE: Final = "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"
@@ -45,6 +46,15 @@ INT4_ROUNDING: Final = "int4_rounding.cpp", WHOLE
 Source = tuple[str, tuple[str, ...]]
 """A file of this folder, and what the compiler is told of its arithmetic."""
 Kernel = Callable[..., None]
+COMPILED_DTYPES: Final = "float32", "bfloat16"
+"""That a model may compute in."""
+TYPES: Final = {"float32": "float", "bfloat16": "bf16", "int8": "step"}
+"""By dtype: what it is called in the sources."""
+
+
+def attention(computed: str, cached: str) -> Source:
+    """For a model that computes in one dtype, and keeps keys and values in another."""
+    return "attention.cpp", (*REORDERED, f"-DCOMPUTED={TYPES[computed]}", f"-DCACHED={TYPES[cached]}")
 
 
 def begin_builds(*sources: Source) -> None:
@@ -71,7 +81,12 @@ def kernel_library(source: Source) -> ctypes.PyDLL | None:
 
 def kernel_name(kernel: str, dtype: torch.dtype) -> str:
     """What a kernel is called for a dtype."""
-    return f"{kernel}_{str(dtype).removeprefix('torch.')}"
+    return f"{kernel}_{dtype_name(dtype)}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without what torch writes before it."""
+    return str(dtype).removeprefix("torch.")
 
 
 @cache

@@ -44,6 +44,8 @@ template <> inline bf16 narrow<bf16>(float value) {
     return {uint16_t(is_nan ? 0x7fc0 : rounded)};
 }
 
+template <class T> inline float rounded(float value) { return wide(narrow<T>(value)); }
+
 // What a 127th of the largest value is; NaN where one of them is NaN or infinite.
 template <class T> inline float step_size(const T *from, int64_t size) {
     float largest = 0;
