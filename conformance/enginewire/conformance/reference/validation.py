@@ -22,6 +22,8 @@ RULES: Final = [rule for rule in FIELD_RULES.values() if not rule.is_in_list]
 """What the contract says about fields, those inside of lists aside."""
 
 RANGES: Final = {rule.path: rule for rule in RULES if rule.has_range}
+BEST_OF = "sampling_options.best_of"
+
 GATES: Final = {rule.path: rule for rule in RULES if rule.capability}
 LIMITS: Final = {rule.path: rule for rule in RULES if rule.limit}
 ID_LISTS: Final = [rule.path for rule in RULES if rule.token_ids]
@@ -113,6 +115,8 @@ class Validation:
         """Only what is offered is used."""
         for path, rule in GATES.items():
             value = value_of(request, path)
+            if path == BEST_OF and value == max(request.sampling_options.n, 1):
+                continue  # as many as are asked for: nobody has to choose
             if value is not None and rule.asks(value) and not self.allows(rule.capability):
                 message = f"{path}: the capability {rule.capability} is not offered here"
                 raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field=path)

@@ -73,8 +73,12 @@ async def a_current_copy_is_not_sent_again(ctx: Context) -> None:
     same = await _read(ctx, whole.manifest.digest)
     expect(not same.chunks, "content is sent to a caller that has it", expected=0, seen=len(same.chunks))
     expect_equal(same.manifest, whole.manifest, "the manifest is another one with if_none_match")
-    other = await _read(ctx, "0" * 64)
-    expect_equal(len(other.chunks), len(whole.chunks), "content is missing for a caller with another copy")
+    last = "0" if whole.manifest.digest[-1] != "0" else "1"
+    for digest in ("0" * 64, whole.manifest.digest[:-1] + last):
+        other = await _read(ctx, digest)
+        expect_equal(
+            len(other.chunks), len(whole.chunks), "content is missing for a caller with another copy"
+        )
 
 
 @check("TOK-05", needs=(READ,))

@@ -272,3 +272,7 @@ async def nothing_needs_no_capability(ctx: Context) -> None:
         message = f"{name} {value}, which changes nothing, is refused"
         expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     await ctx.generate(ctx.request(**NOTHING))
+    if (count := ctx.choices(2)) > 1:
+        stream = await ctx.start(ctx.request(n=count, best_of=count)).end()
+        message = "best_of of n, which changes nothing, is refused"
+        expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)

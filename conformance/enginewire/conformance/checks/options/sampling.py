@@ -155,6 +155,18 @@ async def one_candidate_is_greedy(ctx: Context) -> None:
             raise Violation(f"{change} does not give the greedy tokens", expected=greedy.tokens, seen=seen)
 
 
+@check("SAM-16", variant="no-filter", needs=(*SHAPE, "SAM-06"))
+async def what_filters_nothing_is_hot(ctx: Context) -> None:
+    """Each value that stands for all tokens, at a temperature where greedy tokens are one draw of many."""
+    greedy = await ctx.greedy(SHORT)
+    for change in ({"top_k": -1}, {"top_k": 0}, {"top_p": 1.0}):
+        request = ctx.request(
+            token_ids=greedy.prompt, max_tokens=len(greedy.tokens), temperature=HOT, **change
+        )
+        seen = (await ctx.generate(request)).tokens
+        expect(seen != greedy.tokens, f"{change}, which is no filter, gives the greedy tokens", seen=seen)
+
+
 @check("SAM-07", needs=(*SHAPE, "SAM-06", "LOG-02", "LOG-04"))
 async def few_candidates_are_few(ctx: Context) -> None:
     """By the log-probabilities of each position, or by counting different first tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -68,16 +68,13 @@ async def handles_end_as_cancelled(ctx: Context) -> None:
 @check("ABO-02", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01"))
 async def others_go_on(ctx: Context) -> None:
     """Among them ids that begin like the aborted one, or differ in case only."""
-    named = ctx.long_request()
-    name = named.request_id
-    names = (f"{name}-1", name.upper(), name[:-1], ctx.request().request_id)
-    others = [ctx.start(ctx.lasting_request(request_id=other)) for other in names]
-    stream = ctx.start(named)
-    await asyncio.gather(*(each.first_token() for each in (stream, *others)))
-    await _abort(ctx, stream)
-    await stream.end()
-    for other in others:
-        await _ends_as_it_should(other)
+    await _others_go_on(ctx, lambda name: (f"{name}-1", name.upper(), name[:-1], ctx.request().request_id))
+
+
+@check("ABO-02", variant="parts", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-02"))
+async def others_that_look_like_parts_go_on(ctx: Context) -> None:
+    """Ids that go on with what separates the parts of names."""
+    await _others_go_on(ctx, lambda name: (f"{name}.1", f"{name}:1", f"{name}_1", f"{name}."))
 
 
 @check("ABO-03", phase=Phase.LOAD)
@@ -291,6 +288,18 @@ async def _ends_as_cancelled(stream: Stream, count: int) -> None:
         expect(choice, f"the aborted choice {index} has no terminal output")
         reason = choice.reason_name if choice else ""
         expect_equal(reason, "CANCELLED", f"the aborted choice {index} ends with another reason")
+
+
+async def _others_go_on(ctx: Context, named_like: Callable[[str], Iterable[str]]) -> None:
+    named = ctx.long_request()
+    names = named_like(named.request_id)
+    others = [ctx.start(ctx.lasting_request(request_id=other)) for other in names]
+    stream = ctx.start(named)
+    await asyncio.gather(*(each.first_token() for each in (stream, *others)))
+    await _abort(ctx, stream)
+    await stream.end()
+    for other in others:
+        await _ends_as_it_should(other)
 
 
 async def _ends_as_it_should(stream: Stream) -> None:

@@ -33,6 +33,15 @@ async def may_be_repeated(ctx: Context) -> None:
     expect_equal(clean, [False, *[True] * (TIMES - 1)], "already_clean is wrong")
 
 
+@check("CLN-01", variant="together", phase=Phase.DESTRUCTIVE, needs=("CLN-01",))
+async def may_be_asked_for_by_two(ctx: Context) -> None:
+    """Two at the same time: one of them is the second call."""
+    await _drain(ctx)
+    answers = await asyncio.gather(_cleaned(ctx), _cleaned(ctx))
+    seen = sorted(answer.already_clean for answer in answers)
+    expect_equal(seen, [False, True], "already_clean is wrong where two ask at the same time")
+
+
 @check("CLN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)
 async def streams_end_aloud(ctx: Context) -> None:
     """Several in flight, during a drain."""
@@ -145,7 +154,10 @@ async def the_door_of_a_drain_closes_too(ctx: Context) -> None:
     goes_on = not cleaning.done()
     await ctx.client.abort([stream.request.request_id])
     await cleaning
+    await stream.end()
     if not goes_on:
+        message = "a stream in flight is cut short by a patient Cleanup during a drain"
+        expect_equal(stream.choice.reason_name, "LENGTH", message)
         raise NotApplicable("the longest request ends before anybody can be refused")
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
 

@@ -112,13 +112,22 @@ async def callers_join(ctx: Context) -> None:
 @check("DRN-04", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def is_visible_at_once(ctx: Context) -> None:
     """With the first message of the drain, while two streams are in flight."""
+    await _is_visible(ctx)
+
+
+@check("DRN-04", variant="grace", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-04"))
+async def is_visible_in_the_grace(ctx: Context) -> None:
+    """The same while new requests may still be let in: that is what tells callers to go elsewhere."""
+    await _is_visible(ctx, grace=2 * ctx.bounds.answer)
+
+
+async def _is_visible(ctx: Context, grace: float = 0) -> None:
     stream, _ = await _in_flight(ctx, 2, is_long=True)
-    await _begun(ctx)
+    await _begun(ctx, grace=grace)
     state, health = (await ctx.client.load()).state, await ctx.client.health()
     await still_running(ctx, stream)
-    expect_equal(
-        pb.EngineState.Name(state), "ENGINE_STATE_DRAINING", "Load.state does not show a drain at once"
-    )
+    name = pb.EngineState.Name(state)
+    expect_equal(name, "ENGINE_STATE_DRAINING", "Load.state does not show a drain at once")
     seen, expected = health_types.NAMES[health], health_types.NAMES[health_types.NOT_SERVING]
     expect_equal(seen, expected, "health does not show a drain at once")
 

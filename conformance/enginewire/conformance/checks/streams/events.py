@@ -28,10 +28,23 @@ async def annotations_are_answered(ctx: Context, shape: Shape) -> None:
     _expect_answers(keys, answer.events)
 
 
+@check("EVT-01", variant="again", gate="multiplexed", needs=("EVT-01/multiplexed", "MUX-01"), alone=True)
+async def later_annotations_are_answered(ctx: Context) -> None:
+    """The second request of a stream that had one with annotations before."""
+    keys = _keys(ctx)
+    async with open_stream(ctx) as stream:
+        for number in (1, 2):
+            stream.submit(number, ctx.request(annotations=keys))
+            await stream.until_ended(number)
+        stream.half_close()
+        await stream.finish()
+        _expect_answers(keys, stream.handle(2).events)
+
+
 @check("EVT-02", needs=SHAPE)
 async def nothing_is_told_unasked(ctx: Context) -> None:
     """Nothing asked for, something that nobody knows, and something with a value."""
-    for asked in ([], UNKNOWN, _keys(ctx, f":{VALUE}")):
+    for asked in ([], _unknown(ctx), _keys(ctx, f":{VALUE}")):
         stream = await ctx.generate(ctx.request(annotations=asked))
         _expect_asked(asked, stream.events)
 
@@ -65,7 +78,7 @@ async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
 async def unknown_annotations_change_nothing(ctx: Context) -> None:
     """The answer is the one of a request without them."""
     plain = await ctx.generate(ctx.request())
-    stream = await ctx.start(ctx.request(annotations=UNKNOWN)).end()
+    stream = await ctx.start(ctx.request(annotations=_unknown(ctx))).end()
     expect(
         stream.exchange.is_ok, "an unknown annotation is refused", expected="OK", seen=stream.exchange.status
     )
@@ -74,6 +87,11 @@ async def unknown_annotations_change_nothing(ctx: Context) -> None:
 
 def _keys(ctx: Context, value: str = "") -> list[str]:
     return [f"{key}{value}" for key in ctx.capabilities.annotations][:MOST]
+
+
+def _unknown(ctx: Context) -> list[str]:
+    """Among them names that only begin like one that is known."""
+    return [*UNKNOWN, *_keys(ctx, "s"), *_keys(ctx, f".of:{VALUE}")]
 
 
 async def _handle(ctx: Context, annotations: Iterable[str]) -> Handle:

@@ -53,6 +53,16 @@ class TokenizerDigestOfContent(Reference):
             yield piece
 
 
+@mutant("tokenizer_digest_by_its_beginning", kills="TOK-04")
+class TokenizerDigestByItsBeginning(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        asked = request.if_none_match[:16]
+        async for piece in super().tokenizer(pb.GetTokenizerRequest()):
+            yield piece
+            if piece.HasField("manifest") and asked and piece.manifest.digest.startswith(asked):
+                return
+
+
 @mutant("tokenizer_sent_again", kills="TOK-04")
 class TokenizerSentAgain(Reference):
     async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:

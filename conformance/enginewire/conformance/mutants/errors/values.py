@@ -219,6 +219,15 @@ class CapabilityWantedForNothing(Reference):
                 raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field=f"sampling_options.{name}")
 
 
+@mutant("best_of_n_is_refused", kills="ERR-23")
+class BestOfNIsRefused(Reference):
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        super().check_gates(request)
+        if request.sampling_options.best_of > 1:
+            message = "sampling_options.best_of: is not offered here"
+            raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field="sampling_options.best_of")
+
+
 @mutant("zero_priority_is_refused", kills="ERR-23")
 class ZeroPriorityIsRefused(Reference):
     def check_gates(self, request: pb.PreprocessedRequest) -> None:

@@ -28,6 +28,17 @@ class GreedyRandom(Reference):
         return secrets.choice(best[:2])
 
 
+@mutant("top_k_of_all_is_one", kills="SAM-16/no-filter")
+class TopKOfAllIsOne(Reference):
+    """Minus one stands for all tokens."""
+
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        options = choice.job.request.sampling_options
+        if options.top_k == -1:
+            options.top_k = 1
+        return super().next_token(choice, logits)
+
+
 @mutant("seed_ignored", kills="SAM-02")
 class SeedIgnored(Reference):
     def draw(self, choice: Choice) -> float:

@@ -64,6 +64,12 @@ class AbortByPrefix(AbortsOthers):
         return other.startswith(f"{named}-")
 
 
+@mutant("abort_takes_parts", kills="ABO-02/parts")
+class AbortTakesParts(AbortsOthers):
+    def is_meant(self, other: str, named: str) -> bool:
+        return other.startswith(f"{named}.")
+
+
 @mutant("abort_ignores_case", kills="ABO-02")
 class AbortIgnoresCase(AbortsOthers):
     def is_meant(self, other: str, named: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from enginewire import v1 as pb
@@ -9,6 +10,9 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
+
+TOGETHER_SECONDS = 0.1
+"""In which another caller comes."""
 
 
 @mutant("cleanup_twice_fails", kills=("CLN-01", "CLN-07/impatient"))
@@ -105,6 +109,26 @@ class CleanupKeepsTheCache(Reference):
 class CleanupCutsShort(Reference):
     async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
         return await super().cleanup(pb.CleanupRequest(abort_in_flight=True))
+
+
+@mutant("cleanup_cuts_a_drain_short", kills="CLN-07/draining")
+class CleanupCutsADrainShort(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if self.state == pb.ENGINE_STATE_DRAINING and len(self.live) == 1:
+            self.abort_all()
+        return await super().cleanup(request)
+
+
+@mutant("cleanup_together_is_new_for_both", kills="CLN-01/together")
+class CleanupTogetherIsNewForBoth(Reference):
+    is_clean = False
+
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        was_clean = self.is_clean
+        await super().cleanup(request)
+        await asyncio.sleep(TOGETHER_SECONDS)
+        self.is_clean = True
+        return pb.CleanupResponse(already_clean=was_clean)
 
 
 @mutant("cleanup_joins_the_first_one", kills="CLN-07/impatient")

@@ -24,6 +24,14 @@ class DrainKills(Reference):
         self.abort_all()
 
 
+@mutant("serving_in_the_grace", kills="DRN-04/grace")
+class ServingInTheGrace(Reference):
+    def health(self, service: str) -> int:
+        is_known = super().health(service) == health_types.NOT_SERVING
+        is_over = self.state != pb.ENGINE_STATE_DRAINING or time.monotonic() >= self._grace_until
+        return health_types.SERVING if is_known and not is_over else super().health(service)
+
+
 @mutant("drain_accepts", kills="DRN-02")
 class DrainAccepts(Reference):
     def check_state(self) -> None:

@@ -51,6 +51,22 @@ class EventsNamedLikeTheAnnotation(Reference):
         return events
 
 
+@mutant("annotations_by_their_beginning", kills="EVT-02")
+class AnnotationsByTheirBeginning(Reference):
+    def answers(self, annotations: Iterable[str]) -> Events:
+        known = self.config.capabilities.annotations
+        asked = [next(filter(each.startswith, known), each) for each in annotations]
+        return super().answers(dict.fromkeys(asked))
+
+
+@mutant("mux_events_of_the_first_request", kills="EVT-01/again")
+class MuxEventsOfTheFirstRequest(Reference):
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        if "EVT-01" in job.request_id and handle > 1:
+            job.events.clear()
+        await super().pump(stream, handle, job)
+
+
 @mutant("event_after_the_end", kills="EVT-03")
 class EventAfterTheEnd(Reference):
     async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
