@@ -12,6 +12,7 @@ from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading
 from enginewire.torch_engine.layers.kernels.library import (
+    COMPILED_DTYPES,
     OPS,
     Kernel,
     attention,
@@ -19,16 +20,15 @@ from enginewire.torch_engine.layers.kernels.library import (
     kernel_library,
     kernel_name,
 )
-from enginewire.torch_engine.layers.linear import PACKED_DTYPES
 
 
 class CompiledOps:
     """`LayerOps` for one dtype, and one of the cache. Tensors must be contiguous and on the CPU."""
 
     def __init__(
-        self, ops: ctypes.PyDLL, attention: ctypes.PyDLL, dtype: torch.dtype, reading: Reading = "ragged"
+        self, ops: ctypes.PyDLL, attending: ctypes.PyDLL, dtype: torch.dtype, reading: Reading = "ragged"
     ) -> None:
-        """`attention` is built for this dtype, and for the one of the cache."""
+        """`attending` is built for this dtype, and for the one of the cache."""
         self.reading = reading
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
@@ -43,9 +43,9 @@ class CompiledOps:
         self._rms_norm = bind(ops, named("rms_norm"), *[pointer] * 3, *[size] * 3, ctypes.c_float)
         self._gate = bind(ops, named("gate"), *[pointer] * 2, *[size] * 2)
         self._round_rows = bind(ops, named("round_rows"), *[pointer] * 3, *[size] * 2)
-        self._write_cache = bind(attention, "write_cache", *[pointer] * 6, *[size] * 4)
-        self._attend_rows = bind(attention, "attend_rows", *[pointer] * 6, *[size] * 7)
-        self._attend_chunk = bind(attention, "attend_chunk", *[pointer] * 5, *[size] * 7)
+        self._write_cache = bind(attending, "write_cache", *[pointer] * 6, *[size] * 4)
+        self._attend_rows = bind(attending, "attend_rows", *[pointer] * 6, *[size] * 7)
+        self._attend_chunk = bind(attending, "attend_chunk", *[pointer] * 5, *[size] * 7)
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""
@@ -113,10 +113,8 @@ def compiled_ops(
 
     The cache is of the dtype `cached`, the same when not given.
     """
-    if device.type != "cpu" or dtype not in PACKED_DTYPES:
+    if device.type != "cpu" or dtype_name(dtype) not in COMPILED_DTYPES:
         return None
-    ops, attending = (
-        kernel_library(OPS),
-        kernel_library(attention(*map(dtype_name, (dtype, cached or dtype)))),
-    )
+    ops = kernel_library(OPS)
+    attending = kernel_library(attention(dtype_name(dtype), dtype_name(cached or dtype)))
     return CompiledOps(ops, attending, dtype, reading) if ops and attending else None

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers.kernels.library import PRODUCTS, Kernel, kernel_library, kernel_name
+from enginewire.torch_engine.layers.kernels.library import PRODUCTS, Kernel, find_kernel, pointer
 from enginewire.torch_engine.layers.linear import (
     PACKED_DTYPES,
     TILE_ROWS,
@@ -80,7 +80,7 @@ class FloatProduct:
         """See `Product`."""
         value, other = value.contiguous(), None if other is None else other.contiguous()
         product = value.new_empty(len(value), self._sizes[1])
-        pointers = product.data_ptr(), value.data_ptr(), self._weights, _pointer(self._bias), _pointer(other)
+        pointers = product.data_ptr(), value.data_ptr(), self._weights, pointer(self._bias), pointer(other)
         self._kernel(*pointers, len(value), *self._sizes)
         return product
 
@@ -106,7 +106,7 @@ class StepProduct:
         product = value.new_empty(len(value), self._sizes[1])
         rows = product.data_ptr(), rounded.data_ptr(), row_scales.data_ptr()
         weights = self._weights, self._scales.data_ptr(), self._zeros.data_ptr()
-        added = _pointer(self._bias), _pointer(other)
+        added = pointer(self._bias), pointer(other)
         self._kernels[value.dtype](*rows, *weights, *added, len(value), *self._sizes)
         return product
 
@@ -132,13 +132,8 @@ def _product_of(base: Linear, weight: Tensor) -> Product | None:
 
 
 def _kernel(name: str, dtype: torch.dtype, num_pointers: int) -> Kernel | None:
-    """None where this processor has no such instructions."""
-    kernel = getattr(kernel_library(PRODUCTS), kernel_name(name, dtype), None)
-    if kernel is None:
-        return None
-    kernel.argtypes = [ctypes.c_void_p] * num_pointers + [ctypes.c_int64] * 4
-    kernel.restype = None
-    return cast(Kernel, kernel)
+    kinds = [ctypes.c_void_p] * num_pointers + [ctypes.c_int64] * 4
+    return find_kernel(PRODUCTS, name, dtype, *kinds)
 
 
 def _sizes(packed: Tensor, weight: Tensor) -> Sizes | None:
@@ -165,7 +160,3 @@ def _sizes(packed: Tensor, weight: Tensor) -> Sizes | None:
 def _address(packed: Tensor) -> int:
     """Where a tensor in oneDNN's own layout lies."""
     return int(torch.ops.mkldnn.data_ptr(packed))
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

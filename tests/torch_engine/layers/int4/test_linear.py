@@ -151,7 +151,7 @@ def test_processors_without_the_instructions_compute_the_same(monkeypatch):
 
 
 def test_plain_torch_does_it_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(module, "kernel_library", lambda *_: None)
+    monkeypatch.setattr(module, "find_kernel", lambda *_: None)
     int4_kernel.cache_clear()
     try:
         assert int4_kernel(torch.float32) is None

@@ -78,6 +78,16 @@ def test_what_was_begun_is_not_built_again(folder, builds):
     assert len(builds) in (0, 2)
 
 
+def test_what_was_kept_and_is_broken_is_built_again(folder, builds):
+    source = "small.cpp", ("-fno-trapping-math",)  # a name of its own: what a process has loaded stays
+    try:
+        name, _ = module._build(source)
+    except FileNotFoundError:
+        return  # no compiler here: what happens then is tested above
+    (folder / "enginewire" / name).write_bytes(b"not a library")
+    assert (value(source), value(source), len(builds)) == (1, 1, 2)
+
+
 def test_a_user_without_a_cache_folder_has_libraries_too(monkeypatch, folder, builds):
     has_compiler = value()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "value.h"))

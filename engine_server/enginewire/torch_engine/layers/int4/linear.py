@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.int4.weights import CHUNK, round_weights
-from enginewire.torch_engine.layers.kernels.library import INT4, Kernel, kernel_library, kernel_name
+from enginewire.torch_engine.layers.kernels.library import INT4, Kernel, find_kernel, pointer
 from enginewire.torch_engine.layers.ops import ROUNDED_ZERO, TorchOps
 
 
@@ -41,7 +41,7 @@ class Int4Linear:
         value, other = value.contiguous(), None if other is None else other.contiguous()
         product = value.new_empty(len(value), self.weights.outputs)
         pointers = product.data_ptr(), value.data_ptr(), self.weights.packed.data_ptr()
-        added = _pointer(self.bias), _pointer(other)
+        added = pointer(self.bias), pointer(other)
         self._kernel(*pointers, *added, len(value), self.weights.inputs, self.weights.outputs)
         return product
 
@@ -62,12 +62,5 @@ class Int4Linear:
 
 @cache
 def int4_kernel(dtype: torch.dtype) -> Kernel | None:
-    """None where it cannot be built, and where this processor has no such instructions."""
-    kernel: Kernel | None = getattr(kernel_library(INT4), kernel_name("product_of_int4", dtype), None)
-    if kernel is not None:
-        kernel.argtypes, kernel.restype = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, None  # type: ignore[attr-defined]
-    return kernel
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    """None where it cannot be built."""
+    return find_kernel(INT4, "product_of_int4", dtype, *[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 3)

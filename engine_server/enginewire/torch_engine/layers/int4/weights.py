@@ -16,12 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from enginewire.torch_engine.layers.int4.grids import ZERO_PARTS, Grids, choose_guesses, fit_grids
-from enginewire.torch_engine.layers.kernels.library import (
-    INT4_ROUNDING,
-    Kernel,
-    kernel_library,
-    kernel_name,
-)
+from enginewire.torch_engine.layers.kernels.library import INT4_ROUNDING, Kernel, find_kernel
 
 BLOCK = 16
 """Outputs that lie side by side."""
@@ -93,10 +88,7 @@ def guesses_for(weight: Tensor) -> tuple[int, ...]:
 
 @cache
 def _rounding(dtype: torch.dtype) -> Kernel | None:
-    kernel: Kernel | None = getattr(kernel_library(INT4_ROUNDING), kernel_name("round_to_int4", dtype), None)
-    if kernel is not None:
-        kernel.argtypes, kernel.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3, None  # type: ignore[attr-defined]
-    return kernel
+    return find_kernel(INT4_ROUNDING, "round_to_int4", dtype, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
 
 
 def _groups(rows: Tensor) -> Tensor:

@@ -12,36 +12,30 @@
 
 namespace {
 
-template <class T> inline void rotate(T *head, const T *cos, const T *sin, int64_t half) {
+inline void rotate(COMPUTED *head, const COMPUTED *cos, const COMPUTED *sin, int64_t half) {
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
         float first = wide(head[i]), second = wide(head[i + half]), c = wide(cos[i]), s = wide(sin[i]);
-        head[i] = narrow<T>(rounded<T>(first * c) - rounded<T>(second * s));
-        head[i + half] = narrow<T>(rounded<T>(second * c) + rounded<T>(first * s));
-    }
-}
-
-// heads: [tokens, num_heads + 2 * num_kv, dim]. Rotates queries and keys, and stores keys and values.
-template <class T, class C>
-void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots, C *keys, C *values,
-                      int64_t tokens, int64_t num_heads, int64_t num_kv, int64_t dim) {
-#pragma omp parallel for if (tokens * (num_heads + 2 * num_kv) * dim > 16384)
-    for (int64_t token = 0; token < tokens; ++token) {
-        T *head = heads + token * (num_heads + 2 * num_kv) * dim;
-        const T *c = cos + token * (dim / 2), *s = sin + token * (dim / 2);
-        int64_t slot = slots[token] * num_kv * stored_size<C>(dim);
-        for (int64_t h = 0; h < num_heads + num_kv; ++h, head += dim) rotate(head, c, s, dim / 2);
-        store(keys + slot, head - num_kv * dim, num_kv, dim);
-        store(values + slot, head, num_kv, dim);
+        head[i] = narrow<COMPUTED>(rounded<COMPUTED>(first * c) - rounded<COMPUTED>(second * s));
+        head[i + half] = narrow<COMPUTED>(rounded<COMPUTED>(second * c) + rounded<COMPUTED>(first * s));
     }
 }
 
 }  // namespace
 
+// heads: [tokens, num_heads + 2 * num_kv, dim]. Rotates queries and keys, and stores keys and values.
 extern "C" void write_cache(COMPUTED *heads, const COMPUTED *cos, const COMPUTED *sin, const int64_t *slots,
                             CACHED *keys, CACHED *values, int64_t tokens, int64_t num_heads, int64_t num_kv,
                             int64_t dim) {
-    rotate_and_write(heads, cos, sin, slots, keys, values, tokens, num_heads, num_kv, dim);
+#pragma omp parallel for if (tokens * (num_heads + 2 * num_kv) * dim > 16384)
+    for (int64_t token = 0; token < tokens; ++token) {
+        COMPUTED *head = heads + token * (num_heads + 2 * num_kv) * dim;
+        const COMPUTED *c = cos + token * (dim / 2), *s = sin + token * (dim / 2);
+        int64_t slot = slots[token] * num_kv * stored_size<CACHED>(dim);
+        for (int64_t h = 0; h < num_heads + num_kv; ++h, head += dim) rotate(head, c, s, dim / 2);
+        store(keys + slot, head - num_kv * dim, num_kv, dim);
+        store(values + slot, head, num_kv, dim);
+    }
 }
 
 extern "C" void attend_rows(COMPUTED *out, const COMPUTED *heads, const CACHED *keys, const CACHED *values,

@@ -19,7 +19,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from enginewire.torch_engine.layers.kernels.cache import LibraryCache, user_cache_folder
 
@@ -71,7 +71,13 @@ def kernel_library(source: Source) -> ctypes.PyDLL | None:
 
     try:
         name, content = _built(source).result()
-        return LibraryCache(user_cache_folder()).load(name) or _loaded(content)
+        cached = LibraryCache(user_cache_folder())
+        if (kept := cached.load(name)) is not None:
+            return kept
+        if not content:  # what was kept is broken
+            content = _compiled(_command(source), source)
+            cached.store(name, content)
+        return _loaded(content)
     except FileNotFoundError:
         log.info("no C++ compiler: plain torch does the work of our kernels")
     except (OSError, subprocess.SubprocessError) as error:
@@ -79,9 +85,25 @@ def kernel_library(source: Source) -> ctypes.PyDLL | None:
     return None
 
 
+def find_kernel(source: Source, name: str, dtype: torch.dtype, *kinds: type) -> Kernel | None:
+    """The one for a dtype, which is called with arguments of these kinds.
+
+    None where the library cannot be built, and where this processor has no such instructions.
+    """
+    kernel = getattr(kernel_library(source), kernel_name(name, dtype), None)
+    if kernel is not None:
+        kernel.argtypes, kernel.restype = kinds, None
+    return cast("Kernel | None", kernel)
+
+
 def kernel_name(kernel: str, dtype: torch.dtype) -> str:
     """What a kernel is called for a dtype."""
     return f"{kernel}_{dtype_name(dtype)}"
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Where its numbers lie, for a kernel that does without."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -96,7 +118,7 @@ def _built(source: Source) -> Future[tuple[str, bytes]]:
 
     def build() -> None:
         try:
-            built.set_result(_build(*source))
+            built.set_result(_build(source))
         except Exception as error:  # noqa: BLE001  # whoever waits gets it
             built.set_exception(error)
 
@@ -104,20 +126,28 @@ def _built(source: Source) -> Future[tuple[str, bytes]]:
     return built
 
 
-def _build(file: str, arithmetic: tuple[str, ...]) -> tuple[str, bytes]:
+def _build(source: Source) -> tuple[str, bytes]:
+    command, cached = _command(source), LibraryCache(user_cache_folder())
+    name = _name(command, HERE / source[0])
+    if cached.holds(name):
+        return name, b""
+    content = _compiled(command, source)
+    cached.store(name, content)
+    return name, content
+
+
+def _command(source: Source) -> list[str]:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError
-    command, cached = [compiler, *BUILD, *arithmetic], LibraryCache(user_cache_folder())
-    name = _name(command, HERE / file)
-    if cached.holds(name):
-        return name, b""
+    return [compiler, *BUILD, *source[1]]
+
+
+def _compiled(command: list[str], source: Source) -> bytes:
     with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
-        target = Path(folder) / name
-        _run([*command, "-o", str(target), str(HERE / file)])
-        content = target.read_bytes()
-    cached.store(name, content)
-    return name, content
+        target = Path(folder) / "library.so"
+        _run([*command, "-o", str(target), str(HERE / source[0])])
+        return target.read_bytes()
 
 
 def _name(command: list[str], source: Path) -> str:
