@@ -3,7 +3,7 @@
     python benchmarks/model/engine.py [--json]
         [--peer transformers|vllm-cpu|vllm-ngram|llama-cpp|all|gpus|none] [--shape 15m|110m|500m|7b]
         [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
-        [--rounds 3] [--repeating 1 8] [--prompt 128] [--kv-cache-dtype auto]
+        [--rounds 3] [--repeating 1 8] [--prompt 128] [--kv-cache-dtype bfloat16]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
@@ -257,7 +257,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quantization", default="", help="int8 or int4, for our engine")
-    parser.add_argument("--kv-cache-dtype", default="", help="for our engine only")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=["bfloat16", "int8_per_token_head"],
+        default="",
+        help="for our engine only",
+    )
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt of a static batch")

@@ -40,7 +40,7 @@ from enginewire.torch_engine.layers.flat_inputs import FlatInputs
 from enginewire.torch_engine.layers.int4.linear import Int4Linear
 from enginewire.torch_engine.layers.linear import Int8Linear, MakeLinear
 from enginewire.torch_engine.loading.load import load_engine
-from enginewire.torch_engine.options import KV_CACHE_DTYPES, TorchEngineOptions
+from enginewire.torch_engine.options import SMALLER_CACHES, TorchEngineOptions
 
 QUESTIONS = (
     "What does Drain do?",
@@ -123,7 +123,7 @@ def compare(options: argparse.Namespace, texts: list[Tensor]) -> None:
         serve_int4(rounded, of_head=of_head)
         print(f"int4, {name:6} {compared(exact, rounded, texts)}", flush=True)
     plain = Served(options.model, "auto")
-    for name in KV_CACHE_DTYPES[1:]:
+    for name in SMALLER_CACHES:
         print(f"KV cache, {name:19} {compared(plain, Served(options.model, name), texts)}", flush=True)
     makers: list[tuple[Kind, Quantizer]] = [(kind, quantize) for kind in KINDS]
     if options.llama:

@@ -14,7 +14,9 @@ from enginewire.server.handoff.options import Role, TransferOptions
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("auto", "last", "mean", "cls")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "int8_per_token_head")
+SMALLER_CACHES = {"bfloat16": "bfloat16", "int8_per_token_head": "int8"}
+"""The dtype of the cache, by what `kv_cache_dtype` may be beside auto."""
+KV_CACHE_DTYPES = ("auto", *SMALLER_CACHES)
 QUANTIZATIONS = ("none", "int8", "int4")
 GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
 MOST_SPECULATIVE_TOKENS = 64

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineDead, EngineError
@@ -27,7 +27,7 @@ from enginewire.torch_engine.layers.kernels.library import (
     attention,
     begin_builds,
 )
-from enginewire.torch_engine.options import TorchEngineOptions
+from enginewire.torch_engine.options import SMALLER_CACHES, TorchEngineOptions
 from enginewire.torch_engine.requests.sequence import Request
 from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
 from enginewire.torch_engine.work.outbox import CoreOutputs
@@ -47,9 +47,6 @@ Command = Callable[["EngineCore"], None]
 CacheListener = Callable[[Seq[CacheChange]], None]
 HandedOverListener = Callable[[Request, memoryview], None]
 Answer = TypeVar("Answer")
-
-CACHED_AS: Final = {"bfloat16": "bfloat16", "int8_per_token_head": "int8"}
-"""The dtype of a cache, by what `kv_cache_dtype` may be beside auto."""
 
 
 class LoadSnapshot(NamedTuple):
@@ -293,6 +290,6 @@ def _kernels(options: TorchEngineOptions) -> Iterator[Source]:
     yield from (OPS, PRODUCTS)
     for dtype in COMPILED_DTYPES:
         if options.dtype in {"auto", dtype}:
-            yield attention(dtype, CACHED_AS.get(options.kv_cache_dtype, dtype))
+            yield attention(dtype, SMALLER_CACHES.get(options.kv_cache_dtype, dtype))
     if options.quantization == "int4":
         yield from (INT4, INT4_ROUNDING)

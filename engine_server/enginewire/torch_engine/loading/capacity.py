@@ -11,7 +11,7 @@ from enginewire.torch_engine.folder.config import ServedConfig
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.layers.rounding import stored_size
 from enginewire.torch_engine.layers.varlen_ops import HALF
-from enginewire.torch_engine.options import TorchEngineOptions
+from enginewire.torch_engine.options import SMALLER_CACHES, TorchEngineOptions
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
 
 CPU_CACHE_BYTES = 2 * 2**30
@@ -21,8 +21,6 @@ CPU_STEP_TOKENS = 512
 CUDA_STEP_TOKENS = 4096
 """Tokens per step when not given: on a CPU a longer step would make every stream wait too long."""
 BLOCK_SIZE = 16
-KV_DTYPES = {"bfloat16": torch.bfloat16, "int8_per_token_head": torch.int8}
-"""By the names that `kv_cache_dtype` has beside auto."""
 KERNEL_BLOCK_SIZE = 256
 """Flash attention 2 reads no smaller blocks on a GPU."""
 
@@ -35,7 +33,8 @@ def choose_block_size(options: TorchEngineOptions, device: torch.device, dtype: 
 
 def choose_kv_dtype(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Of the numbers in the cache of a model of `dtype`; raises ModelLoadError."""
-    chosen = KV_DTYPES.get(options.kv_cache_dtype, dtype)
+    smaller = SMALLER_CACHES.get(options.kv_cache_dtype)
+    chosen = getattr(torch, smaller) if smaller else dtype
     if chosen != dtype and device.type != "cpu":
         raise ModelLoadError(f"kv_cache_dtype {options.kv_cache_dtype} needs a CPU; elsewhere it is auto")
     return chosen
