@@ -27,9 +27,9 @@ class DrainKills(Reference):
 @mutant("serving_in_the_grace", kills="DRN-04/grace")
 class ServingInTheGrace(Reference):
     def health(self, service: str) -> int:
-        is_known = super().health(service) == health_types.NOT_SERVING
-        is_over = self.state != pb.ENGINE_STATE_DRAINING or time.monotonic() >= self._grace_until
-        return health_types.SERVING if is_known and not is_over else super().health(service)
+        status = super().health(service)
+        in_grace = self.state == pb.ENGINE_STATE_DRAINING and time.monotonic() < self._grace_until
+        return health_types.SERVING if in_grace and status == health_types.NOT_SERVING else status
 
 
 @mutant("drain_accepts", kills="DRN-02")
