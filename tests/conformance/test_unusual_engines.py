@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 from enginewire.conformance.running.outcome import Status
@@ -140,7 +141,8 @@ class TwoRanks(Reference):
         if request.dp_rank:
             yield pb.SubscribeKvEventsResponse(events=[pb.KvEvent(sequence=9, cleared=pb.KvCacheCleared())])
             for block in range(self.elsewhere):
-                stored = pb.KvBlocksStored(block_hashes=[block], block_size=self.settings.block_size)
+                size = self.settings.block_size
+                stored = pb.KvBlocksStored(block_hashes=[block], block_size=size, token_ids=range(size))
                 yield pb.SubscribeKvEventsResponse(events=[pb.KvEvent(sequence=9, stored=stored)])
             await asyncio.Event().wait()
         async for message in super().subscribe(request):
@@ -151,6 +153,30 @@ class TwoRanks(Reference):
         load = super().load()
         load.kv_blocks_cached += self.elsewhere
         return load
+
+
+class RefusesPromptRows(Reference):
+    """Beside `resume`."""
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        """The same."""
+        super().validate(request)
+        if _resumes_with_prompt_rows(request.request):
+            raise invalid("output_options.prompt_logprobs", "comes with resume", 0, "without resume")
+
+
+class LeavesOutPromptRows(Reference):
+    """Beside `resume`."""
+
+    def job(self, request_id: str, request: pb.PreprocessedRequest, deadline: float = math.inf) -> Job:
+        """As if it had not asked for them."""
+        if _resumes_with_prompt_rows(request):
+            request.output_options.ClearField("prompt_logprobs")
+        return super().job(request_id, request, deadline)
+
+
+def _resumes_with_prompt_rows(request: pb.PreprocessedRequest) -> bool:
+    return request.HasField("resume") and request.output_options.HasField("prompt_logprobs")
 
 
 FEW = RunOptions(companies=1, cases=8)
@@ -194,6 +220,8 @@ FEW = RunOptions(companies=1, cases=8)
         pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
         pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),
         (MuchMemory, ("SEQ-05/more-than-slots",), ()),
+        (RefusesPromptRows, ("LOG-07", "INF-09/mixed", "INF-09/drawn", "CON-07/mixed"), ()),
+        (LeavesOutPromptRows, ("LOG-07", "LOG-07/choices", "LOG-07/long", "LOG-07/multiplexed"), ()),
         (CountsLate, ("INF-13", "INF-13/waiting"), ()),
         pytest.param(EndsSlowReaders, (), ("ERR-16",), marks=long),
         pytest.param(SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), (), marks=long),
@@ -205,6 +233,7 @@ async def test_a_correct_engine_is_not_blamed(
     report = await judged(server, selection=Selection(run=[*passes, *says_nothing]), options=options)
     seen = {key: status for key, status in statuses(report).items() if key in {*passes, *says_nothing}}
     assert {key for key in passes if seen[key] is not Status.PASS} == set(), report.unexpected
+    assert list(report.unexpected) == []
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
 
 

@@ -180,9 +180,9 @@ def _left(rng: random.Random, mix: Mix) -> Mix:
 
 
 def _some(rng: random.Random, offered: Mapping[str, Changes], case: Case) -> tuple[str, ...]:
-    """Those that come along. What is told of the prompt travels with choice 0, which has to be there."""
+    """Those that come along. An engine may refuse to tell of the prompt beside `resume`."""
     drawn = [name for name in offered if rng.random() < CHANCE]
-    return tuple(name for name in drawn if name != "prompt_logprobs" or 0 in case.live)
+    return tuple(name for name in drawn if name != "prompt_logprobs" or not case.resumed)
 
 
 def of_runs(

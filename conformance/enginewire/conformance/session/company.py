@@ -216,8 +216,8 @@ def _n(body: pb.PreprocessedRequest, company: Company) -> None:
 
 
 def _resume(body: pb.PreprocessedRequest, company: Company) -> None:
-    """Nothing was generated before."""
-    if not body.HasField("resume"):
+    """Nothing was generated before. An engine may refuse `prompt_logprobs` beside it, or leave them out."""
+    if not (body.HasField("resume") or body.output_options.HasField("prompt_logprobs")):
         body.resume.CopyFrom(pb.Resume(choices=[pb.ResumedChoice()], attempt=1))
 
 

@@ -168,10 +168,10 @@ def prompt_rows_are_of_the_prompt(answer: Answer) -> None:
 
 @of_answers("LOG-07", needs=("STR-02", "STR-03"))
 def prompt_rows_are_there(answer: Answer) -> None:
-    """For whoever asks for them and begins with the prompt, cached or not."""
+    """For whoever asks for them without `resume`, cached or not."""
     asked = answer.body.output_options.HasField("prompt_logprobs") and (answer.prompt_tokens or 0) > 1
     first = answer.choices[0].outputs[:1] if 0 in answer.choices else []
-    if asked and first and first[0].token_ids and not answer.resumed:
+    if asked and first and first[0].token_ids and not answer.body.HasField("resume"):
         there = first[0].HasField("prompt_logprobs")
         expect(there, "prompt_logprobs do not come, though they were asked for")
 
