@@ -132,7 +132,7 @@ class Target:
         longest = self.ctx.bounds.generation(max(map(_tokens_of, requests)))
         stream = Multiplexed(self.client, 2 * longest)
         submits = [
-            stream.submitted(number, request, self._seconds_until(cut))
+            stream.submitted(number, request, self._seconds_until(cut) or None)
             for number, (request, cut) in enumerate(zip(requests, cuts, strict=True))
         ]
         # What a reader needs to send it again: there is nothing else on the stream.

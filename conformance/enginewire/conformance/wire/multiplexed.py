@@ -57,6 +57,11 @@ class Handle:
         return [output for output in self.outputs if output.finish_reason]
 
     @property
+    def is_answered(self) -> bool:
+        """Accepted, or refused."""
+        return bool(self.accepted or self.status)
+
+    @property
     def has_ended(self) -> bool:
         """A status, or a terminal of every choice."""
         return self.status is not None or self.ended >= self.choices
@@ -97,11 +102,11 @@ class Multiplexed:
         """The latest use of a handle."""
         return self.uses[number][-1]
 
-    def submit(self, number: int, request: pb.GenerateRequest, timeout: float = 0) -> None:
+    def submit(self, number: int, request: pb.GenerateRequest, timeout: float | None = None) -> None:
         """Start a request."""
         self.send(self.submitted(number, request, timeout))
 
-    def submitted(self, number: int, request: pb.GenerateRequest, timeout: float = 0) -> pb.Submit:
+    def submitted(self, number: int, request: pb.GenerateRequest, timeout: float | None = None) -> pb.Submit:
         """The Submit of a request, for a frame with several of them."""
         request = self._joined(request)
         finished = sum(choice.finished for choice in request.request.resume.choices)
@@ -109,7 +114,7 @@ class Multiplexed:
         choices = max(num_choices(request.request) - finished, 1)
         self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
         submit = pb.Submit(handle=number, generate=request)
-        if timeout:
+        if timeout is not None:
             submit.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9) % 10**9, seconds=int(timeout)))
         return submit
 

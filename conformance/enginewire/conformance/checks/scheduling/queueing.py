@@ -1,10 +1,9 @@
-"""CON-08, CON-09, INF-13, and what else is different for a request that waits: ABO-06 and some of MUX."""
+"""CON-08, CON-09, INF-13, and ABO-06 for a request that waits."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -12,16 +11,16 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.capabilities.embeddings import embed
-from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
+from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change
-from enginewire.conformance.session.saturation import KINDS, all_queued, kinds, saturated
+from enginewire.conformance.session.saturation import KINDS, all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
-from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
-from enginewire.conformance.wire.stream import Stream, num_choices, reason_name
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ATTEMPTS: Final = 3
@@ -34,8 +33,6 @@ ANSWER: Final = 8
 LOOKS: Final = 5
 COUNTED: Final = 0.05
 """Of the reaction bound: so much later than its slot is free may what ended be counted."""
-CUT: Final = frozenset({"CANCELLED", "ERROR"})
-"""Ends of choices that have not ended by themselves."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -87,10 +84,10 @@ async def _first_one_waits(ctx: Context, first_options: Options, second: pb.Gene
     async with saturated(ctx) as running:
         late = ctx.start(ctx.request(**first_options))
         reading = asyncio.ensure_future(late.end())
-        await _waits(ctx, len(running), 1)
+        await waits(ctx, len(running), 1)
         await asyncio.sleep(MISREAD * second.request.routing.priority_jump)
         early = ctx.start(change(second, request_id=ctx.request().request_id))
-        await _waits(ctx, len(running), 2)
+        await waits(ctx, len(running), 2)
         names = [stream.request.request_id for stream in (*running, early, late)]
         await ctx.client.abort(names[:count])
         await early.first_token()
@@ -136,12 +133,12 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         before = await ctx.client.load()
         several = {"n": 2} if ctx.choices(2) > 1 else {}
         waiting = ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
-        load = await _waits(ctx, len(running), before.waiting + 1)
+        load = await waits(ctx, len(running), before.waiting + 1)
         # An engine may count the tokens with its next step.
         looks = Looks(ctx.bounds.reaction)
         while 0 < load.waiting_tokens <= before.waiting_tokens and not looks.are_over():
             await pause()
-            load = await _waits(ctx, len(running), before.waiting + 1)
+            load = await waits(ctx, len(running), before.waiting + 1)
         waiting.cancel()
         await until(ctx, lambda load: load.waiting <= before.waiting, "a cancelled request goes on waiting")
     if finished := (await _all_counted(ctx)).requests_finished:
@@ -202,120 +199,6 @@ async def ids_are_taken_on_all_ways(ctx: Context) -> None:
     expect(not lost, message, expected="ABORT_OUTCOME_ABORTED", seen="ABORT_OUTCOME_UNKNOWN")
 
 
-@check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
-async def waiting_handles_are_aborted(ctx: Context) -> None:
-    """Handles whose requests wait for a slot, by their stream; nothing of them runs when slots are free."""
-    async with saturated(ctx) as running, open_stream(ctx) as stream:
-        numbers = await _all_wait(ctx, running, stream, ctx.long_request)
-        stream.send(abort=numbers)
-        await stream.until_ended(*numbers, within=ctx.bounds.reaction)
-        for number in _served(stream):
-            ends = [reason_name(output.finish_reason) for output in stream.handle(number).terminals]
-            message = "a handle that was aborted in the queue has another end"
-            expect_equal(ends, ["CANCELLED"] * stream.handle(number).choices, message)
-    await ctx.idle()
-
-
-@check("MUX-08", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-08", "CAN-01"))
-async def half_closing_waits_for_the_queue(ctx: Context) -> None:
-    """A stream is half-closed while all of its requests wait; then the slots get free."""
-    async with saturated(ctx) as running, open_stream(ctx) as stream:
-        await _all_wait(ctx, running, stream, lambda: ctx.request(max_tokens=ctx.tokens(ANSWER)))
-        stream.half_close()
-        # The server is to see it before a slot is free.
-        for _ in range(LOOKS):
-            await ctx.client.load()
-        for other in running:
-            other.cancel()
-        exchange = await stream.finish()
-    message = "a stream that was half-closed while its requests wait does not end with OK"
-    expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
-    for number in _served(stream):
-        handle = stream.handle(number)
-        ends = [reason_name(output.finish_reason) for output in handle.terminals]
-        # Which end it is that each of them has by itself, others say.
-        is_whole = len(ends) == handle.choices and not handle.status and CUT.isdisjoint(ends)
-        expect(is_whole, "half-closing cut a request that waits", seen=ends or handle.status)
-
-
-@check("MUX-09", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-09", "CAN-01"))
-async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
-    """Cancelled while all of its requests wait: none of them runs when the slots are free."""
-    async with saturated(ctx) as running, open_stream(ctx) as stream:
-        before = (await ctx.client.load()).waiting
-        await _all_wait(ctx, running, stream, ctx.long_request)
-        stream.call.cancel()
-        await until(ctx, lambda load: load.waiting <= before, "a request of a cancelled stream still waits")
-    await ctx.idle()
-
-
-@check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
-async def timeouts_end_what_waits(ctx: Context) -> None:
-    """They pass while all slots are taken: what is late ends then, is never started, and its id is free."""
-    async with saturated(ctx) as running, open_stream(ctx) as stream:
-        request, *others = kinds(ctx, ctx.request)
-        numbers = _submit(stream, [request, *others], timeout=SHORT)
-        await stream.until(lambda: all(_is_answered(stream.handle(number)) for number in numbers))
-        # The server has counted from before that, and no slot has to be free for it.
-        await stream.until_ended(*numbers, within=2 * SHORT + ctx.bounds.reaction)
-        have_waited = await _were_running(ctx, running)
-    if not have_waited:
-        raise NotApplicable("a slot is free before a timeout passes")
-    for number in _served(stream):
-        handle, expected = stream.handle(number), grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        code = handle.status.code if handle.status else 0
-        expect_equal(code, expected, "a request whose timeout passed in the queue has another end")
-        message = "a request was started after its timeout had passed in the queue"
-        expect(not handle.outputs, message, expected="no output", seen=f"{len(handle.outputs)} outputs")
-    await ctx.idle()
-    again = await ctx.start(request).end()
-    message = "the id of a request whose timeout passed in the queue is not free"
-    expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
-
-
-def _is_answered(handle: Handle) -> bool:
-    return bool(handle.accepted or handle.status)
-
-
-async def _were_running(ctx: Context, running: list[Stream]) -> bool:
-    """Abort what fills the slots; True when all of it was live, as it had been from the beginning."""
-    load = await ctx.client.load()
-    results = await ctx.client.abort([stream.request.request_id for stream in running])
-    are_live = all(result.outcome == pb.ABORT_OUTCOME_ABORTED for result in results)
-    return are_live and load.running >= len(running)
-
-
-async def _all_wait(
-    ctx: Context, running: list[Stream], stream: Multiplexed, make: Callable[[], pb.GenerateRequest]
-) -> tuple[int, ...]:
-    """Submit requests of several kinds that wait together; the numbers of their handles."""
-    before = (await ctx.client.load()).waiting
-    numbers = _submit(stream, kinds(ctx, make))
-    await _waits(ctx, len(running), before + 1)
-    return numbers
-
-
-def _submit(
-    stream: Multiplexed, requests: Sequence[pb.GenerateRequest], timeout: float = 0
-) -> tuple[int, ...]:
-    """All in one frame: when one of them waits, all are there."""
-    numbers = tuple(range(1, len(requests) + 1))
-    submits = [
-        stream.submitted(number, each, timeout) for number, each in zip(numbers, requests, strict=True)
-    ]
-    stream.send(*submits)
-    return numbers
-
-
-def _served(stream: Multiplexed) -> list[int]:
-    """The handles that found room in the queue; NotApplicable where none did."""
-    busy = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    found = [number for number in stream.uses if (stream.handle(number).status or pb.Status()).code != busy]
-    if not found:
-        raise NotApplicable("a request that has to wait is refused here")
-    return found
-
-
 async def _all_counted(ctx: Context) -> pb.Load:
     """The load of an idle engine, once no more of what has ended is counted."""
     load = await ctx.idle()
@@ -327,7 +210,7 @@ async def _all_counted(ctx: Context) -> pb.Load:
     return load
 
 
-async def _waits(ctx: Context, running: int, count: int) -> pb.Load:
+async def waits(ctx: Context, running: int, count: int) -> pb.Load:
     """The first load in which so many wait; NotApplicable when slots are free before."""
     while (load := await ctx.client.load()).waiting < count:
         if load.running < running:

@@ -25,6 +25,8 @@ SEVERAL: Final = 4
 LAGGING_TOKENS: Final = 256
 FIRST: Final = "MUX-01"
 SHORT: Final = 0.2
+NO_TIMES: Final = {4: 0.0, 5: -1.0}
+"""Timeouts that are not positive, by handle."""
 
 PLAIN: Final[tuple[dict[str, Value], ...]] = (
     {"max_tokens": 1},
@@ -143,62 +145,6 @@ async def rejections_are_events(ctx: Context) -> None:
             expect(not seen, "a rejection disturbed another handle", seen=seen)
 
 
-@check("MUX-05", needs=(*SHAPE, FIRST), alone=True)
-async def live_handles_are_not_used_twice(ctx: Context) -> None:
-    """The stream ends; its request is over, and holds nothing."""
-    async with open_stream(ctx) as stream:
-        live = ctx.long_request()
-        stream.submit(1, live)
-        await stream.until(lambda: bool(stream.handle(1).tokens))
-        stream.send(pb.Submit(handle=1, generate=ctx.request()))
-        exchange = await stream.finish()
-        message = "the second use of a live handle does not end the stream"
-        is_invalid = exchange.code is grpc.StatusCode.INVALID_ARGUMENT
-        expect(is_invalid, message, expected="INVALID_ARGUMENT", seen=exchange.status)
-        await freed(ctx, [live])
-
-
-@check("MUX-06", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
-async def handles_are_free_after_their_end(ctx: Context) -> None:
-    """After a terminal output and after a rejection."""
-    async with open_stream(ctx) as stream:
-        for request in (ctx.request(), ctx.request(model="no-such-model"), ctx.request()):
-            stream.submit(1, request)
-            await stream.until_ended(1)
-        status = stream.handle(1).status
-        expect(status is None, "a handle cannot be used again after its end", expected="OK", seen=status)
-
-
-@check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
-async def handles_are_aborted(ctx: Context) -> None:
-    """One that is not there, a running one with the handle 0, one of the same frame; the others go on."""
-    async with open_stream(ctx) as stream:
-        await _are_aborted(ctx, stream)
-
-
-@check("MUX-07", variant="used-again", needs=(*WHOLE, "MUX-06", "MUX-07"), phase=Phase.LOAD, alone=True)
-async def handles_that_were_used_before_are_aborted(ctx: Context) -> None:
-    """The same, after another request of each handle has ended."""
-    async with open_stream(ctx) as stream:
-        for number in range(3):
-            stream.submit(number, ctx.request())
-        await stream.until_ended(*range(3))
-        await _are_aborted(ctx, stream)
-
-
-async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
-    stream.submit(0, ctx.long_request())
-    stream.submit(1, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
-    await stream.until(lambda: bool(stream.handle(0).tokens))
-    stream.send(stream.submitted(2, ctx.long_request()), abort=(3, 0, 2))
-    await stream.until_ended(0, 2, within=2 * ctx.bounds.answer)
-    await stream.until_ended(1)
-    for number in (0, 2):
-        require_cancelled(stream.handle(number))
-    seen = [reason_name(output.finish_reason) for output in stream.handle(1).terminals]
-    expect_equal(seen, ["LENGTH"] * stream.handle(1).choices, "an abort touched another handle")
-
-
 @check("MUX-08", needs=(*WHOLE, FIRST), alone=True)
 async def half_closing_lets_requests_finish(ctx: Context) -> None:
     """Right after the submits; and a stream with no request at all."""
@@ -264,12 +210,13 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
 
 @check("MUX-12", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def timeouts_end_their_request(ctx: Context) -> None:
-    """Two that pass one after the other, beside a request without."""
+    """Two that pass one after the other, beside a request without; none at all is no time to be served in."""
     expected, are_seen = grpc.StatusCode.DEADLINE_EXCEEDED.value[0], False
     async with open_stream(ctx) as stream, Stopwatch() as watch:
         for number in (1, 2):
             stream.submit(number, ctx.long_request(), timeout=number * SHORT)
-        stream.submit(3, ctx.request())
+        for number, seconds in ((3, None), *NO_TIMES.items()):
+            stream.submit(number, ctx.request(), timeout=seconds)
         for number in (1, 2):
             await stream.until_ended(number)
             status = stream.handle(number).status
@@ -278,9 +225,14 @@ async def timeouts_end_their_request(ctx: Context) -> None:
                 continue
             message, are_seen = "a request has another end after its timeout", True
             expect(bool(status and status.code == expected), message, expected=expected, seen=status)
-        await stream.until_ended(3)
+        await stream.until_ended(3, *NO_TIMES)
         status = stream.handle(3).status
         expect(status is None, "a timeout ended another request", seen=status)
+        invalid = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        for number, seconds in NO_TIMES.items():
+            status = stream.handle(number).status
+            message = f"a timeout of {seconds:.0f} s is not refused"
+            expect(bool(status and status.code == invalid), message, expected=invalid, seen=status)
     if not are_seen:
         raise NotApplicable("the longest request ends before a timeout can be seen to end it")
 

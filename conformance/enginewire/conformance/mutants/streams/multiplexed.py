@@ -285,6 +285,14 @@ class MuxTimeoutIgnored(Reference):
         return call.deadline
 
 
+@mutant("mux_no_time_is_all_time", kills="MUX-12")
+class MuxNoTimeIsAllTime(Reference):
+    def deadline_of(self, submit: pb.Submit, call: Call) -> float:
+        if not submit.timeout.ToNanoseconds():
+            submit.ClearField("timeout")
+        return super().deadline_of(submit, call)
+
+
 @mutant("mux_served_unadvertised", kills="ERR-17/multiplexed")
 class MuxServedUnadvertised(Reference):
     settings = without("multiplexed")
@@ -320,3 +328,19 @@ class MuxHandleZeroIsNotAborted(Reference):
     def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
         frame.abort.handles[:] = filter(None, frame.abort.handles)
         super().take(frame, stream, call)
+
+
+@mutant("mux_aborts_reach_other_streams", kills="MUX-07")
+class MuxAbortsReachOtherStreams(Reference):
+    """Where the same handle is live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = list[Multiplex]()
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        if stream not in self.streams:
+            self.streams.append(stream)
+        super().take(frame, stream, call)
+        for other in self.streams if frame.abort.handles else []:
+            super().take(pb.GenerateMultiplexedRequest(abort=frame.abort), other, call)

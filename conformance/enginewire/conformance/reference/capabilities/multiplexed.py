@@ -111,10 +111,13 @@ class Multiplexed(Service):
         return job
 
     def deadline_of(self, submit: pb.Submit, call: Call) -> float:
-        """When the request has to have ended."""
+        """When the request has to have ended. Raises Refusal for no time at all."""
         if not submit.HasField("timeout"):
             return call.deadline
-        return min(call.deadline, time.monotonic() + submit.timeout.ToTimedelta().total_seconds())
+        seconds = submit.timeout.ToTimedelta().total_seconds()
+        if seconds <= 0:
+            raise invalid("submits.timeout", "is not positive", seconds, "more than 0 s")
+        return min(call.deadline, time.monotonic() + seconds)
 
     def say_accepted(self, stream: Multiplex, submit: pb.Submit) -> None:
         """The retry boundary."""
