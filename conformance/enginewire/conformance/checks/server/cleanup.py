@@ -33,12 +33,14 @@ async def may_be_repeated(ctx: Context) -> None:
     expect_equal(clean, [False, *[True] * (TIMES - 1)], "already_clean is wrong")
 
 
-@check("CLN-01", variant="together", phase=Phase.DESTRUCTIVE, needs=("CLN-01",))
+@check("CLN-01", variant="together", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-01", "CLN-05"))
 async def may_be_asked_for_by_two(ctx: Context) -> None:
-    """Two at the same time: one of them is the second call."""
-    await _drain(ctx)
-    answers = await asyncio.gather(_cleaned(ctx), _cleaned(ctx))
-    seen = sorted(answer.already_clean for answer in answers)
+    """Two at the same time, with a stream in flight for which they wait: one of them is the second call."""
+    stream = await ctx.start(ctx.lasting_request()).first_token()
+    request = pb.CleanupRequest()
+    later = ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check)
+    *exchanges, _ = await asyncio.gather(await _patient(ctx), later, stream.end())
+    seen = sorted([(await _cleaned(ctx, exchange)).already_clean for exchange in exchanges])
     expect_equal(seen, [False, True], "already_clean is wrong where two ask at the same time")
 
 

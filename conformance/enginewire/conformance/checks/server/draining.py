@@ -245,40 +245,32 @@ async def handoffs_are_waited_for(ctx: Context) -> None:
 @check("DRN-10", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03", "DRN-05", "DRN-05/timed-out"))
 async def the_earliest_deadline_wins(ctx: Context) -> None:
     """A patient drain, then one without any time, which cuts short what the first one waits for."""
-    await _is_cut_short(ctx, grace=0)
+    await _are_cut_short(ctx, None, 0.0)
 
 
 @check("DRN-10", variant="grace", phase=Phase.DESTRUCTIVE, needs=("DRN-10",))
 async def the_earliest_deadline_ends_a_grace(ctx: Context) -> None:
     """The same while the first one still has its grace."""
-    await _is_cut_short(ctx, grace=2 * ctx.bounds.answer)
-
-
-async def _is_cut_short(ctx: Context, grace: float) -> None:
-    (stream,) = await _in_flight(ctx, 1, is_long=True)
-    patient = await _begun(ctx, grace=grace)
-    await still_running(ctx, stream)
-    impatient = await _begun(ctx, 0.0)
-    tokens = stream.request.request.stop_conditions.max_tokens
-    left = stream.exchange.started_at + tokens * ctx.bounds.least_itl - time.monotonic()
-    finals = [await _final(drain, within=ctx.bounds.reaction) for drain in (impatient, patient)]
-    await stream.end()
-    # Whoever ignores the second deadline lets the request end by itself.
-    if stream.choice.reason_name == "LENGTH" and left < ctx.bounds.reaction / 8:
-        raise NotApplicable("the longest request ends before the shortest drain")
-    seen = [_state(final) for final in finals]
-    expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")
+    await _are_cut_short(ctx, None, 0.0, grace=2 * ctx.bounds.answer)
 
 
 @check("DRN-10", variant="first", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-10"))
 async def the_earliest_deadline_wins_as_the_first(ctx: Context) -> None:
     """A drain with little time, then a patient one, which gives it no more."""
+    await _are_cut_short(ctx, ctx.bounds.reaction / 4, 20 * ctx.bounds.answer)
+
+
+async def _are_cut_short(ctx: Context, first: float | None, second: float, grace: float = 0) -> None:
+    """Two drains with these deadlines end at the earlier one, and the stream that they wait for."""
     (stream,) = await _in_flight(ctx, 1, is_long=True)
-    deadline = ctx.bounds.reaction / 4
-    drains = [await _begun(ctx, deadline), await _begun(ctx, 20 * ctx.bounds.answer)]
-    finals = [await _final(drain, within=deadline + ctx.bounds.reaction) for drain in drains]
+    drains = [await _begun(ctx, first, grace=grace), await _begun(ctx, second)]
+    shortest = second if first is None else min(first, second)
+    tokens = stream.request.request.stop_conditions.max_tokens
+    left = stream.exchange.started_at + tokens * ctx.bounds.least_itl - time.monotonic()
+    finals = [await _final(drain, within=shortest + ctx.bounds.reaction) for drain in drains]
     await stream.end()
-    if stream.choice.reason_name == "LENGTH":
+    # Whoever ignores the earlier deadline lets the request end by itself.
+    if stream.choice.reason_name == "LENGTH" and left < shortest + ctx.bounds.reaction / 8:
         raise NotApplicable("the longest request ends before the shortest drain")
     seen = [_state(final) for final in finals]
     expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -16,6 +17,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.sizes import most_choices
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.stream import Stream
@@ -25,25 +27,35 @@ FEWEST: Final = 128
 """Fewer tokens than this may all be on their way before the window is full."""
 
 MOST: Final = 512
+BUFFERED: Final = 2**16
+"""Bytes of a stream that gRPC itself takes from an engine before it lets it wait for a reader."""
+ALTERNATIVES: Final = 20
 STALLED: Final = 3
 NEIGHBOUR_TOKENS: Final = 32
 
 
 @check("BPR-01", needs=(*WHOLE, "SAM-01"), phase=Phase.LOAD, alone=True)
 async def a_pause_loses_nothing(ctx: Context) -> None:
-    """Everything is generated while nobody reads; then it is read and compared."""
+    """Everything is generated while nobody reads; then it is read and compared, up to a stop id."""
     count = min(max(ctx.bounds.tokens_in(2.0), FEWEST), MOST, _buffer(ctx) // 2, _room(ctx))
     _require_speed(ctx)
     read_at_once = await ctx.generate(ctx.request(max_tokens=count))
-    (stream,) = await _stalled(ctx, ctx.request(max_tokens=count))
+    stop = _ending(read_at_once.tokens)
+    ended = read_at_once.tokens.index(stop) + 1 if stop is not None else count
+    ends: dict[str, Value] = {"stop_token_ids": [stop]} if stop is not None else {}
+    (stream,) = await _stalled(ctx, ctx.request(max_tokens=count, **_wordy(ctx), **ends))
     await _settled(ctx)
     await stream.ok()
     position = 0
     for output in stream.choice.outputs:
         expect_equal(output.first_output_position, position, "tokens are lost or out of order after a pause")
         position += len(output.token_ids)
-    expect_equal(position, count, "a reader that paused did not get every token")
-    expect_equal(stream.tokens, read_at_once.tokens, "a reader that paused got other tokens")
+    expect_equal(position, ended, "a reader that paused did not get every token")
+    expect_equal(stream.tokens, read_at_once.tokens[:ended], "a reader that paused got other tokens")
+    if stop is not None:
+        terminal = stream.choice.terminal or pb.LLMEngineOutput()
+        message = "a reader that paused does not learn which stop id ended the choice"
+        expect_equal(terminal.stop_match.token_id, stop, message)
 
 
 @check("BPR-02", needs=(*SHAPE, "CON-01"), phase=Phase.LOAD, alone=True)
@@ -53,9 +65,15 @@ async def others_go_on(ctx: Context) -> None:
     if slots < 2:
         raise NotApplicable("max_num_seqs is 1")
     alone = await _seconds(ctx)
-    await _stalled(ctx, *(ctx.long_request() for _ in range(min(STALLED, slots - 1))))
+    long = (ctx.long_request(**_wordy(ctx)) for _ in range(min(STALLED, slots - 1)))
+    stalled = await _stalled(ctx, *long, buffered=BUFFERED)
     bound = 4 * alone + ctx.bounds.reaction
     beside = await _seconds(ctx, timeout=2 * bound)
+    if beside > bound:
+        # The machine may be slower than it was before: only then is this one slow as well.
+        for stream in stalled:
+            stream.cancel()
+        bound = max(bound, 4 * await _seconds(ctx) + ctx.bounds.reaction)
     message = "a request is slower beside readers that stall"
     expect(beside <= bound, message, expected=f"at most {bound:.2f} s", seen=f"{beside:.2f} s")
 
@@ -96,18 +114,34 @@ def _require_speed(ctx: Context) -> None:
         raise NotApplicable(f"the target is too slow to fill the window of a reader with {FEWEST} tokens")
 
 
-async def _stalled(ctx: Context, *requests: pb.GenerateRequest) -> list[Stream]:
+def _ending(tokens: Sequence[int]) -> int | None:
+    """The latest token that has not been there before, in the second half of an answer."""
+    later = range(len(tokens) // 2, len(tokens))
+    return next((tokens[place] for place in reversed(later) if tokens[place] not in tokens[:place]), None)
+
+
+def _wordy(ctx: Context) -> dict[str, Value]:
+    """What makes outputs large, so that a few of them fill every buffer."""
+    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else ALTERNATIVES
+    wanted = min(most, ALTERNATIVES, ctx.config.vocab_size)
+    return {"logprobs": wanted} if ctx.capabilities.logprobs else {}
+
+
+async def _stalled(ctx: Context, *requests: pb.GenerateRequest, buffered: int = 0) -> list[Stream]:
     """Requests whose readers took a first token and nothing more, when each has filled its window.
 
-    However slow that is, or until the engine rests.
+    However slow that is, or until the engine rests. With so many bytes `buffered` behind it, where the
+    target is fast enough.
     """
     _require_speed(ctx)
     load = await ctx.client.load()
-    enough = load.tokens_generated + FEWEST * len(requests)
     timeout = 2 * ctx.bounds.check
     streams = [ctx.start(request, client=ctx.connect(None, *NARROW), timeout=timeout) for request in requests]
     # Together: one that stalls must not be what keeps the next one from its first token.
     await asyncio.gather(*(stream.first_token() for stream in streams))
+    filling = buffered // min(stream.exchange.messages[0].ByteSize() for stream in streams)
+    each = filling if FEWEST < filling < ctx.bounds.tokens_in(ctx.bounds.effort) else FEWEST
+    enough = load.tokens_generated + each * len(requests)
     grew_at = time.monotonic()
     while load.tokens_generated < enough and time.monotonic() < grew_at + ctx.bounds.reaction:
         await pause()
@@ -134,8 +168,10 @@ async def _settled(ctx: Context) -> pb.Load:
 
 
 async def _seconds(ctx: Context, timeout: float = 0) -> float:
-    """How long a small request takes."""
-    stream = await ctx.start(ctx.request(max_tokens=ctx.tokens(NEIGHBOUR_TOKENS)), timeout=timeout).ok()
+    """How long a small request takes, at most a `timeout`."""
+    stream = await ctx.start(ctx.request(max_tokens=ctx.tokens(NEIGHBOUR_TOKENS)), timeout=timeout).end()
+    if not timeout or stream.exchange.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        await stream.ok()
     return (stream.exchange.ended_at or 0.0) - stream.exchange.started_at
 
 

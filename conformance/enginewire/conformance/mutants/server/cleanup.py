@@ -131,6 +131,19 @@ class CleanupTogetherIsNewForBoth(Reference):
         return pb.CleanupResponse(already_clean=was_clean)
 
 
+@mutant("cleanup_beside_one_that_waits_is_new", kills="CLN-01/together")
+class CleanupBesideOneThatWaitsIsNew(Reference):
+    """Until the first one has its answer."""
+
+    is_answered = False
+
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        was_answered = self.is_answered
+        await super().cleanup(request)
+        self.is_answered = True
+        return pb.CleanupResponse(already_clean=was_answered)
+
+
 @mutant("cleanup_joins_the_first_one", kills="CLN-07/impatient")
 class CleanupJoinsTheFirstOne(Reference):
     """Whether those in flight are aborted is up to whoever came first."""

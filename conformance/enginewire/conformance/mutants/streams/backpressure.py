@@ -27,6 +27,14 @@ class RepeatsWhenSlow(Reference):
             super().send(job, item)
 
 
+@mutant("slow_readers_miss_what_matched", kills="BPR-01", also="STP-03/seen")
+class SlowReadersMissWhatMatched(Reference):
+    def send(self, job: Job, item: Item) -> None:
+        if isinstance(item, pb.LLMEngineOutput) and job.items.qsize() > LAGGING:
+            item.ClearField("stop_match")
+        super().send(job, item)
+
+
 @mutant("slow_reader_blocks_all", kills="BPR-02")
 class SlowReaderBlocksAll(Reference):
     def has_room(self, job: Job) -> bool:
