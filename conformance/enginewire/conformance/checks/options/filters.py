@@ -35,6 +35,9 @@ MISSED: Final = 1e-4
 """How probably a filter that is ignored may stay unseen."""
 SLOTS: Final = 4
 
+MILD: Final = {"top_p": 0.9, "min_p": 0.02}
+"""Filters that leave most of the probability to another one beside them."""
+
 MANY: Final = 48
 MOST_MANY: Final = 4
 COLD_AND_HOT: Final = (0.5, 2.0)
@@ -72,32 +75,19 @@ async def top_k_holds_at_other_settings(ctx: Context) -> None:
     """Few and many; hot, so that much is drawn from outside when it is ignored."""
     known = len(tellable(ctx)) // 3 or alternatives(ctx)
     settings = sorted({min(count, known) for count in (2, 8, known)} - {0})
-
-    def rule(count: float, temperature: float) -> Rule:
-        return partial(_is_beyond, count=count)
-
-    await _hold(ctx, "top_k", settings, (*TEMPERATURES, HOT), rule)
+    await _hold(ctx, "top_k", settings, (*TEMPERATURES, HOT), beside=("min_p",))
 
 
 @check("SAM-11", gate="logprobs", costly=True, in_company=True, needs=(*ROWS, "SAM-06"))
 async def the_nucleus_holds(ctx: Context) -> None:
     """Small, half and most of the probability, before temperature or after it."""
-
-    def rule(share: float, temperature: float) -> Rule:
-        before, after = (partial(_is_outside, share=share, temperature=at) for at in (1.0, temperature))
-        return lambda position, value: before(position, value) and after(position, value)
-
-    await _hold(ctx, "top_p", (0.1, 0.5, 0.9), TEMPERATURES, rule)
+    await _hold(ctx, "top_p", (0.1, 0.5, 0.9), TEMPERATURES, beside=("min_p",))
 
 
 @check("SAM-12", gate="logprobs", costly=True, in_company=True, needs=(*ROWS, "SAM-07"))
 async def min_p_holds(ctx: Context) -> None:
     """Little and much of the best token's probability, before temperature or after it."""
-
-    def rule(share: float, temperature: float) -> Rule:
-        return partial(_is_below, share=share, temperature=max(temperature, 1.0))
-
-    await _hold(ctx, "min_p", (0.02, 0.2, 0.8), TEMPERATURES, rule)
+    await _hold(ctx, "min_p", (0.02, 0.2, 0.8), TEMPERATURES, beside=("top_p",))
 
 
 @check(
@@ -134,14 +124,23 @@ async def _hold(
     name: str,
     values: Sequence[float],
     temperatures: Sequence[float],
-    rule: Callable[[float, float], Rule],
+    *,
+    beside: Sequence[str],
 ) -> None:
-    """Each value of one option at each temperature."""
+    """Each value of one option at each temperature, and one of them beside each other filter."""
     grid: list[Setting] = [({name: value}, at) for value, at in product(values, temperatures)]
+    offered = (other for other in beside if other != "min_p" or ctx.capabilities.min_p)
+    grid += [({name: values[len(values) // 2], other: MILD[other]}, 1.0) for other in offered]
 
     def filtered(options: Options, temperature: float) -> Filter:
-        forbids = rule(options[name], temperature)
-        return Filter(forbids, lambda position: position.chance(forbids, temperature))
+        forbids, *others = (RULES[each](options[each], temperature) for each in options)
+
+        def chance(position: Position) -> float:
+            # What the other filter takes away nobody draws.
+            taken = sum(position.chance(other, temperature) for other in others)
+            return position.chance(forbids, temperature) - taken
+
+        return Filter(forbids, chance)
 
     await _all_hold(ctx, grid, filtered)
 
@@ -206,6 +205,25 @@ def _allowed(position: Position, rule: Rule, setting: Setting, place: str) -> No
         seen=f"log-probability {position.value:.4f}, the best one's {position.best:.4f}; at least {ahead} "
         f"tokens with {share:.4f} of the model's own probability are before it",
     )
+
+
+def _top_k(count: float, temperature: float) -> Rule:
+    return partial(_is_beyond, count=count)
+
+
+def _top_p(share: float, temperature: float) -> Rule:
+    """Before temperature or after it."""
+    before, after = (partial(_is_outside, share=share, temperature=at) for at in (1.0, temperature))
+    return lambda position, value: before(position, value) and after(position, value)
+
+
+def _min_p(share: float, temperature: float) -> Rule:
+    """Before temperature or after it."""
+    return partial(_is_below, share=share, temperature=max(temperature, 1.0))
+
+
+RULES: Final = {"top_k": _top_k, "top_p": _top_p, "min_p": _min_p}
+"""What each filter must not let pass, at a value and a temperature."""
 
 
 def _is_beyond(position: Position, value: float, *, count: float) -> bool:

@@ -65,17 +65,18 @@ async def the_value_is_the_tokens(ctx: Context) -> None:
 
 @check("LOG-02", variant="selected", gate="selected_logprobs", needs=(*NEEDS, "LOG-01", "LOG-03"))
 async def the_value_is_the_selected_one(ctx: Context) -> None:
-    """The first greedy token, asked for by its id beside another."""
+    """The first greedy token, asked for twice by its id, behind another one."""
     greedy = await ctx.greedy()
     first, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
-    asked = {"logprob_token_ids": [other, first], "logprobs": 0}
+    asked = {"logprob_token_ids": [other, first, first], "logprobs": 0}
     table = (await ctx.generate(ctx.request(token_ids=greedy.prompt, **asked))).outputs[0].logprobs
     expect(table.token_logprobs, "the first output has no log-probabilities", expected="a row per token")
-    columns = 2 * len(table.token_logprobs)
+    columns = 3 * len(table.token_logprobs)
     expect_equal(len(table.selected_logprobs), columns, "not one value per id of logprob_token_ids")
-    value, seen = table.token_logprobs[0], table.selected_logprobs[1]
-    same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
-    expect(same, "a selected id has another value as the token", expected=f"{value:.6f}", seen=f"{seen:.6f}")
+    value, message = table.token_logprobs[0], "a selected id has another value as the token"
+    for seen in table.selected_logprobs[1:3]:
+        same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
+        expect(same, message, expected=f"{value:.6f}", seen=f"{seen:.6f}")
 
 
 @check(

@@ -8,15 +8,17 @@ those and a constant of its position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import replace
+from itertools import cycle, islice, pairwise
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.options.distributions.draws import CHOICES, alternatives, drawn
 from enginewire.conformance.checks.options.distributions.position import TIED, Position
 from enginewire.conformance.checks.options.distributions.rows import rows_of
-from enginewire.conformance.checks.options.filters import ROWS, TEMPERATURES
-from enginewire.conformance.oracle.repetition import wished
+from enginewire.conformance.checks.options.filters import HOT, ROWS, TEMPERATURES
+from enginewire.conformance.oracle.repetition import only, wished
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
@@ -28,6 +30,8 @@ TOKENS: Final = 16
 MANY: Final = 64
 PROMPT: Final = 32
 FEW: Final = 4
+LONG: Final = 600
+"""Tokens of a prompt, which an engine may compute in parts."""
 
 SIZES: Final = (1, 3, 17)
 """Of allowed_token_ids."""
@@ -37,6 +41,8 @@ PENALTIES: Final[tuple[dict[str, float], ...]] = (
     {"frequency_penalty": 0.7},
     {"presence_penalty": -2.0, "frequency_penalty": 0.5},
 )
+BELOW_MINIMUM: Final = 1
+"""The one of them whose answer is all below min_tokens."""
 
 REPETITION: Final = ((1.5, 100.0, 90.0), (10.0, 100.0, 90.0), (0.5, 80.0, 100.0))
 """A penalty, and the biases of two tokens of which it reaches the first: the other one is then better."""
@@ -50,7 +56,10 @@ Change = Callable[[int, Sequence[int]], float]
 
 @check("SAM-13", needs=(*SHAPE, "INF-05"), costly=True)
 async def only_allowed_ids_come(ctx: Context) -> None:
-    """From one id on, in every choice, from the first token on; not by a bias either."""
+    """From one id on, in every choice, from the first token on; not by a bias either.
+
+    And one that is there twice is allowed as any other.
+    """
     for size, temperature in zip(SIZES, TEMPERATURES, strict=True):
         allowed = sorted(set(ctx.prompt(size, salt=500)))
         count = ctx.choices(CHOICES)
@@ -65,18 +74,30 @@ async def only_allowed_ids_come(ctx: Context) -> None:
         for index, choice in stream.choices.items():
             message = f"choice {index} has a token that is none of {size} allowed ones"
             expect(set(choice.tokens) <= set(allowed), message, expected=allowed, seen=choice.tokens)
+    greedy = await ctx.greedy()
+    best, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
+    request = ctx.request(token_ids=greedy.prompt, allowed_token_ids=[best, other, best])
+    seen = (await ctx.generate(request)).tokens
+    message = "the greedy token does not come where allowed_token_ids has it twice"
+    expect(best in seen, message, expected=best, seen=seen)
 
 
 @check("SAM-14", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
 async def bad_words_do_not_come(ctx: Context) -> None:
-    """Of one, two and three tokens, taken from what would come; and the next best token does.
+    """Of one, two and five tokens, taken from what would come; and the next best token does.
 
-    A bias brings none back. What a prompt ends with is not the beginning of one.
+    A bias brings none back. What a prompt ends with is not the beginning of one, and the last three of four
+    are none.
     """
-    greedy = await ctx.greedy()
-    first, second, third = greedy.tokens[:3]
-    over = [greedy.prompt[-1], first]
-    words = ([[first]], [over, [second, first], [first, second]], [[third, third], [first, second, third]])
+    greedy = await ctx.greedy(least=5)
+    first, second, third, fourth, fifth = greedy.tokens[:5]
+    other = next(token for token in greedy.prompt if token != first)
+    over, nearly = [greedy.prompt[-1], first], [other, second, third, fourth]
+    words = (
+        [[first]],
+        [over, [second, first], [first, second]],
+        [nearly, [first, second, third, fourth, fifth]],
+    )
     seen = []
     for some, temperature in zip(words, TEMPERATURES, strict=True):
 
@@ -90,7 +111,22 @@ async def bad_words_do_not_come(ctx: Context) -> None:
         if some == [[first]]:
             changes |= wished(ctx, first)
         seen += [await _best_comes(ctx, forbidden, f"bad words {some}", temperature, changes)]
+    await _no_choice_repeats_a_token(ctx)
     _could_be_seen(seen)
+
+
+async def _no_choice_repeats_a_token(ctx: Context) -> None:
+    """Of a few, where doing so is a bad word, and where choices differ."""
+    few = list(dict.fromkeys(ctx.prompt(FEW, salt=504)))
+    changes: dict[str, Value] = {"temperature": HOT, "top_k": FEW, **only(ctx, *few)}
+    changes["bad_words_token_ids"] = [pb.TokenSequence(token_ids=[token, token]) for token in few]
+    count = ctx.choices(CHOICES)
+    several: dict[str, Value] = {"n": count} if count > 1 else {}
+    stream = await ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS), **changes, **several))
+    for index, choice in stream.choices.items():
+        twice = [one for one, following in pairwise(choice.tokens) if one == following and one in few]
+        message = f"choice {index} has a bad word of two tokens"
+        expect(not twice, message, expected=f"none of {few} twice in a row", seen=choice.tokens)
 
 
 @check("SAM-17", gate="logprobs", needs=(*ROWS, "SAM-06", "SAM-09"), costly=True)
@@ -121,8 +157,11 @@ async def every_bias_counts(ctx: Context) -> None:
 
 @check("SAM-18", variant="output", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
 async def penalties_count_the_output(ctx: Context) -> None:
-    """Each alone, and both in other directions; not what is in the prompt or in another choice."""
-    seen = []
+    """Each alone, and both in other directions; not what is in the prompt or in another choice.
+
+    Below a minimum of tokens as well.
+    """
+    seen, count = [], ctx.tokens(MANY, PROMPT)
     for number, (penalties, temperature) in enumerate(zip(PENALTIES, TEMPERATURES, strict=True)):
         presence, frequency = (penalties.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
 
@@ -132,7 +171,8 @@ async def penalties_count_the_output(ctx: Context) -> None:
             return -presence * (token in before) - frequency * before.count(token)
 
         prompt = ctx.prompt(PROMPT, salt=503 + number)
-        changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": ctx.tokens(MANY, PROMPT), **penalties}
+        changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": count, **penalties}
+        changes |= {"min_tokens": count} if number == BELOW_MINIMUM else {}
         kept = 2 if temperature > 1 else 1
         seen += [await _best_comes(ctx, penalised, str(penalties), temperature, changes, kept)]
     _could_be_seen(seen)
@@ -170,14 +210,18 @@ async def presence_counts_the_output_where_memory_is_short(ctx: Context) -> None
 
 @check("SAM-18", variant="repetition", gate="selected_logprobs", needs=(*ROWS, "SAM-17"), costly=True)
 async def repetition_counts_the_prompt(ctx: Context) -> None:
-    """Two tokens biased so much that one of them comes: one in the prompt, in the output, and in both."""
+    """Two tokens biased so much that one of them comes: one in the prompt, in the output, and in both.
+
+    The prompt takes several steps, and its first token comes in it once.
+    """
     if not (ctx.capabilities.logit_bias and ctx.capabilities.logprobs):
         raise NotApplicable("without logit_bias and logprobs nobody knows what the penalty decides")
-    prompt = ctx.prompt(salt=510)
+    first, *rest = ctx.prompt(salt=510)
+    prompt = [first, *islice(cycle(rest), min(LONG, ctx.room(FEW)) - 1)]
     new = [token for token in dict.fromkeys(ctx.prompt(16, salt=511)) if token not in prompt][:2]
     decided = 0
     for (penalty, *biases), temperature in zip(REPETITION, TEMPERATURES, strict=True):
-        for pair in ([prompt[-1], new[0]], new):
+        for pair in ([first, new[0]], [rest[-1], new[0]], new):
             entries = [
                 pb.LogitBias(token_id=token, bias=bias) for token, bias in zip(pair, biases, strict=True)
             ]
@@ -187,7 +231,7 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
                 "token_ids": prompt,
             }
             options = {"repetition_penalty": penalty, "temperature": temperature, "top_k": 1}
-            for positions in await drawn(ctx, max_tokens=ctx.tokens(FEW), **changes, **options):
+            for positions in await drawn(ctx, max_tokens=ctx.tokens(FEW, len(prompt)), **changes, **options):
                 decided += _repetition_holds(positions, dict(zip(pair, biases, strict=True)), prompt, penalty)
     if not decided:
         raise NotApplicable("this model is too sure of its tokens for the biases to decide")
@@ -204,9 +248,17 @@ async def _best_comes(
         "top_k": kept,
         **changes,
     }
+    barred = set(ctx.config.eos_token_ids) if "min_tokens" in changes else set()
     for index, positions in enumerate(await drawn(ctx, **options)):
-        mattered |= _are_best(positions, change, what, f"choice {index}", kept)
+        free = [_without(position, barred) for position in positions]
+        mattered |= _are_best(free, change, what, f"choice {index}", kept)
     return mattered
+
+
+def _without(position: Position, barred: Set[int]) -> Position:
+    """The position without tokens that an engine may keep from being sampled; its own one stays."""
+    left = {token: value for token, value in position.known.items() if token not in barred - {position.token}}
+    return replace(position, known=left)
 
 
 def _are_best(positions: Iterable[Position], change: Change, what: str, where: str, kept: int = 1) -> bool:

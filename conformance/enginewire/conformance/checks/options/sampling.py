@@ -30,6 +30,7 @@ PROMPTS: Final = 4
 FEW_PROMPTS: Final = 3
 MANY_PROMPTS: Final = 12
 LONG_PROMPT: Final = 64
+LONGEST_PROMPT: Final = 600
 TOGETHER: Final = 8
 DRAWS: Final = 24
 KEPT: Final = 3
@@ -104,13 +105,20 @@ async def all_tokens_are_their_own(ctx: Context) -> None:
     not_beside=("n",),
 )
 async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
-    """Those of some choices each, alone and all at once beside neighbours in the other slots."""
+    """Those of some choices each, alone and all at once beside neighbours in the other slots.
+
+    One prompt takes several steps: how many, depends on what else there is to compute.
+    """
     slots = _slots(ctx)
+    prompts = [
+        ctx.prompt(min(LONGEST_PROMPT, ctx.room(1)), salt=ctx.fresh_salt()),
+        *(SEEDS - 1) * [ctx.prompt()],
+    ]
     count = ctx.choices(min(MOST_NEIGHBOURS, slots - 1))
     several: dict[str, Value] = {"n": count} if count > 1 else {}
 
     def seeded(seed: int) -> pb.GenerateRequest:
-        return ctx.request(max_tokens=1, temperature=1.5, seed=seed, **several)
+        return ctx.request(token_ids=prompts[seed], max_tokens=1, temperature=1.5, seed=seed, **several)
 
     def firsts(stream: Stream) -> dict[int, list[int]]:
         return {index: choice.tokens for index, choice in stream.choices.items()}

@@ -23,6 +23,12 @@ class TopKAtMostTemperatureOne(Reference):
         return self.config.vocab_size if is_warm else super().top_k(options)
 
 
+@mutant("top_k_ignored_beside_min_p", kills="SAM-07/settings")
+class TopKIgnoredBesideMinP(Reference):
+    def top_k(self, options: pb.SamplingOptions) -> int:
+        return self.config.vocab_size if options.min_p and options.top_k > 1 else super().top_k(options)
+
+
 @mutant("top_p_only_close_to_zero", kills="SAM-11")
 class TopPOnlyCloseToZero(Reference):
     def top_p(self, options: pb.SamplingOptions) -> float:
@@ -33,6 +39,12 @@ class TopPOnlyCloseToZero(Reference):
 class TopPIgnoredWhenWarm(Reference):
     def top_p(self, options: pb.SamplingOptions) -> float:
         return 1.0 if 1 < options.temperature < 2 else super().top_p(options)
+
+
+@mutant("top_p_ignored_beside_min_p", kills="SAM-11")
+class TopPIgnoredBesideMinP(Reference):
+    def top_p(self, options: pb.SamplingOptions) -> float:
+        return 1.0 if options.min_p else super().top_p(options)
 
 
 @mutant("top_p_of_the_first_choice", kills="SAM-11")
@@ -70,6 +82,12 @@ class MinPIgnored(_MinP):
 class MinPIgnoredWhenWarm(_MinP):
     def min_p(self, options: pb.SamplingOptions) -> float:
         return 0.0 if options.temperature > 1 else options.min_p
+
+
+@mutant("min_p_ignored_beside_top_p", kills="SAM-12")
+class MinPIgnoredBesideTopP(_MinP):
+    def min_p(self, options: pb.SamplingOptions) -> float:
+        return 0.0 if self.top_p(options) < 1 else options.min_p
 
 
 @mutant("min_p_held_below_a_tenth", kills="SAM-12")

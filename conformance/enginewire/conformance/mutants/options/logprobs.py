@@ -63,6 +63,12 @@ class SelectedInAnotherOrder(_Row):
         row.selected_logprobs[:] = reversed(row.selected_logprobs)
 
 
+@mutant("selected_once_each", kills="LOG-02/selected", also="LOG-04/seen")
+class SelectedOnceEach(Reference):
+    def logprobs(self, logits: list[float], token: int, top: int, selected: Sequence[int]) -> pb.Logprobs:
+        return super().logprobs(logits, token, top, list(dict.fromkeys(selected)))
+
+
 @mutant("nan_logprob", kills="LOG-03")
 class NanLogprob(_Row):
     def spoil(self, row: pb.Logprobs) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
+
+CHUNK = 64
+"""Tokens of a prompt that are computed in one step."""
 
 
 class OtherOptions(Reference):
@@ -67,6 +71,31 @@ class BadWordsByTheirLastToken(OtherOptions):
                 del word.token_ids[0]
 
 
+@mutant("bad_words_by_their_last_three", kills="SAM-14")
+class BadWordsByTheirLastThree(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        for word in options.bad_words_token_ids:
+            del word.token_ids[:-3]
+
+
+@mutant("bad_words_of_the_first_choice", kills="SAM-14")
+class BadWordsOfTheFirstChoice(Reference):
+    """All choices are held against what the first one has."""
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        first = choice.job.choices[0].tokens[: len(choice.tokens)]
+        super().apply_masks(replace(choice, tokens=first), logits)
+
+
+@mutant("allowed_ids_are_toggled", kills="SAM-13")
+class AllowedIdsAreToggled(OtherOptions):
+    """One that is there twice is not allowed, unless it is the only one."""
+
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        odd = [token for token, count in Counter(options.allowed_token_ids).items() if count % 2]
+        options.allowed_token_ids[:] = odd or options.allowed_token_ids
+
+
 @mutant("bias_of_the_first_id", kills="SAM-17")
 class BiasOfTheFirstId(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
@@ -106,6 +135,13 @@ class FrequencyPenaltyCountsOnce(Reference):
             logits[token] += choice.job.request.sampling_options.frequency_penalty * (count - 1)
 
 
+@mutant("penalties_wait_for_the_minimum", kills="SAM-18/output")
+class PenaltiesWaitForTheMinimum(Reference):
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        if len(choice.tokens) + 1 >= choice.job.request.stop_conditions.min_tokens:
+            super().apply_penalties(choice, logits)
+
+
 class _Repetition(Reference):
     """Takes back what the repetition penalty does to some tokens."""
 
@@ -126,6 +162,16 @@ class _Repetition(Reference):
 class RepetitionPenaltyWithoutThePrompt(_Repetition):
     def spared(self, choice: Choice) -> set[int]:
         return set(choice.job.request.token_ids) - set(choice.tokens)
+
+
+@mutant("repetition_penalty_of_the_last_chunk", kills="SAM-18/repetition")
+class RepetitionPenaltyOfTheLastChunk(_Repetition):
+    """Of a prompt that takes several steps."""
+
+    def spared(self, choice: Choice) -> set[int]:
+        prompt = choice.job.request.token_ids
+        end = max(len(prompt) - 1, 0) // CHUNK * CHUNK
+        return set(prompt[:end]) - {*prompt[end:], *choice.tokens}
 
 
 @mutant("repetition_penalty_without_the_output", kills="SAM-18/repetition")

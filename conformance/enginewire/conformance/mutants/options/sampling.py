@@ -18,6 +18,9 @@ LATE = 20
 
 LONG_PROMPT = 48
 
+CHUNK = 64
+"""Tokens that are computed in one step."""
+
 
 @mutant("greedy_random", kills="SAM-01")
 class GreedyRandom(Reference):
@@ -82,6 +85,16 @@ class SharedRngOfFurtherChoices(Reference):
     def draw(self, choice: Choice) -> float:
         is_full = len(self.running) > self.config.max_num_seqs // 2
         return random.random() if choice.index and is_full else super().draw(choice)
+
+
+@mutant("chunks_use_up_numbers", kills="SAM-04/full-batch")
+class ChunksUseUpNumbers(Reference):
+    """One for each step that a prompt takes beside the others."""
+
+    def draw(self, choice: Choice) -> float:
+        left = CHUNK - sum(len(job.open_choices) for job in self.running)
+        skipped = (len(choice.job.request.token_ids) - 1) // left
+        return random.Random(hash((choice.job.seed, choice.index, len(choice.tokens) + skipped))).random()
 
 
 @mutant("shared_rng_later", kills="SAM-04/batch-invariant")
