@@ -11,7 +11,13 @@ from enginewire.conformance.reference.service import Call
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.invalid_requests import Invalid, invalid_requests, refusals, send
+from enginewire.conformance.session.invalid_requests import (
+    Invalid,
+    fails_later,
+    invalid_requests,
+    refusals,
+    send,
+)
 from enginewire.conformance.wire.violation import expect, expect_equal
 from tests.conformance.judging import judged, made_up
 
@@ -116,5 +122,15 @@ async def test_what_a_server_does_not_say_is_not_asked(field: str) -> None:
         else:
             ctx.session.info.maximum_client_revision = 2**32 - 1
         expect(wrong not in [each.wrong for each in invalid_requests(ctx)], "it is there")
+
+    assert (await in_check(look)).status is Status.PASS
+
+
+async def test_a_request_that_fails_later_is_accepted_first() -> None:
+    async def look(ctx: Context) -> None:
+        stream = await ctx.start(fails_later(ctx)).end()
+        expect_equal(len(stream.tokens), 1, "it did not fail behind its first token")
+        detail = stream.exchange.detail or pb.ErrorDetail()
+        expect_equal(detail.field, "sampling_options.allowed_token_ids", "its status names another field")
 
     assert (await in_check(look)).status is Status.PASS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.conformance.session.requests import prompt
+from enginewire.conformance.session.requests import num_alike, prompt
 
 
 @pytest.mark.parametrize("vocab_size", [32, 64, 128, 150_000])
@@ -25,3 +25,19 @@ def test_no_id_comes_twice_before_all_came_once() -> None:
 def test_a_vocabulary_of_which_nothing_may_be_used_is_used_all_the_same() -> None:
     assert sorted(prompt(2, 2, avoid=[0, 1])) == [0, 1]
     assert prompt(3, 0) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1, 2, 3], [1, 2, 4], 2),
+        ([1, 2], [1, 2, 4], 2),
+        ([1, 2], [1, 2], 2),
+        ([5, 2], [1, 2], 0),
+        ([], [1], 0),
+    ],
+)
+def test_prompts_are_alike_up_to_the_first_token_that_differs(
+    one: list[int], other: list[int], expected: int
+) -> None:
+    assert num_alike(one, other) == expected

@@ -94,15 +94,14 @@ class Lifecycle(Engine):
 
     async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
         """Wait for or abort what is in flight, then stop for good."""
-        if self.state == pb.ENGINE_STATE_STOPPED and not self.live:
-            return pb.CleanupResponse(already_clean=True)
+        is_first = self.state != pb.ENGINE_STATE_STOPPED
         self.state = pb.ENGINE_STATE_STOPPED
         if request.abort_in_flight:
             self.abort_all()
         while self.live:  # noqa: ASYNC110  # simpler than an event per way to end
             await asyncio.sleep(POLL_SECONDS)
         self.clear_cache()
-        return pb.CleanupResponse()
+        return pb.CleanupResponse(already_clean=not is_first)
 
     def abort_all(self) -> list[str]:
         """Abort everything; returns the ids."""

@@ -23,7 +23,7 @@ from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream, num_choices
@@ -126,6 +126,7 @@ class Context(Sizes):
         *,
         client: Client | None = None,
         timeout: float = 0,
+        metadata: Metadata = (),
         is_multiplexed: bool = False,
     ) -> Stream:
         """Start a Generate in company. Without a `timeout`, what its size allows at this target.
@@ -144,11 +145,10 @@ class Context(Sizes):
         choices = num_choices(request.request)
         deadline = timeout or self.bounds.generation(tokens * choices, prompt)
         client = client or self.client
-        over_a_stream = MULTIPLEXED in self.company.members or (
-            is_multiplexed and self.config.capabilities.multiplexed
-        )
+        may_be = is_multiplexed and self.config.capabilities.multiplexed
+        over_a_stream = may_be or MULTIPLEXED in self.company.members
         make = partial(CallOverStream, client) if over_a_stream else client.generate
-        stream = Stream(request, make(request, timeout=deadline, metadata=self.company.metadata))
+        stream = Stream(request, make(request, timeout=deadline, metadata=self.company.metadata + metadata))
         self._streams.append(stream)
         return stream
 

@@ -17,7 +17,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.violation import expect
+from enginewire.conformance.wire.violation import NotApplicable, expect
 
 UINT32_MAX = 2**32 - 1
 LONGEST_ID = 128
@@ -66,6 +66,18 @@ async def send(ctx: Context, suite: list[Invalid], client: Client | None = None)
 
     answered = await asyncio.gather(*map(one, suite))
     return [refused for refused in answered if not (refused.exchange.is_ok or refused.exchange.timed_out)]
+
+
+def fails_later(ctx: Context) -> pb.GenerateRequest:
+    """A request whose lists contradict each other only after its first token.
+
+    NotApplicable where an engine lacks one of them.
+    """
+    if not (ctx.capabilities.allowed_token_ids and ctx.capabilities.bad_words):
+        raise NotApplicable("without allowed_token_ids and bad_words no request fails after its first token")
+    token = ctx.prompt()[0]
+    twice = pb.TokenSequence(token_ids=[token, token])
+    return ctx.request(allowed_token_ids=[token], bad_words_token_ids=[twice])
 
 
 def _invalid_requests(ctx: Context) -> Iterator[Invalid]:

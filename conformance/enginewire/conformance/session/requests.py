@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
+from operator import eq
 from typing import Final
 
 from google.protobuf.message import Message
@@ -44,6 +45,11 @@ def change(request: pb.GenerateRequest, **changes: Value) -> pb.GenerateRequest:
     for name, value in changes.items():
         _set(_owner(changed, name), name, value)
     return changed
+
+
+def num_alike(prompt: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts have in common before the first one that differs."""
+    return [*map(eq, prompt, other), False].index(False)
 
 
 def path_of(name: str) -> str:

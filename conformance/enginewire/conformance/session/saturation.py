@@ -123,6 +123,14 @@ def kinds(ctx: Context, make: Callable[[], pb.GenerateRequest]) -> list[pb.Gener
     return [change(request, priority=None) for request in ctx.unlike(make, count)]
 
 
+async def waits(ctx: Context, running: int, count: int) -> pb.Load:
+    """The first load in which so many wait; NotApplicable when slots are free before."""
+    while (load := await ctx.client.load()).waiting < count:
+        if load.running < running:
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+    return load
+
+
 async def _seen_to_wait(
     ctx: Context, running: list[Stream], stream: Stream, before: int, timeout: float
 ) -> None:
@@ -168,6 +176,7 @@ def beyond_memory(ctx: Context, choices: int = 1) -> list[pb.GenerateRequest]:
     """Requests that can all begin at the same time, and that need more memory than there is before they end.
 
     The last one has so many choices; if several, it is small, and the first one's prompt begins with its own.
+    Nobody has sent their prompts before.
     NotApplicable where the target is too large, too small or too slow for such requests.
     """
     config = ctx.config
@@ -185,7 +194,7 @@ def beyond_memory(ctx: Context, choices: int = 1) -> list[pb.GenerateRequest]:
     tokens = math.ceil((ENDED - BEGUN) * blocks * size / slots)
     if each < 1 or ctx.tokens(tokens, each) < tokens:
         raise NotApplicable("all that has a slot fits the memory, or a token takes too long")
-    prompts = [ctx.prompt(each, salt=1 + number) for number in range(slots - several)]
+    prompts = [ctx.prompt(each, salt=ctx.fresh_salt()) for _ in range(slots - several)]
     made = [ctx.request(token_ids=prompt, max_tokens=tokens) for prompt in prompts]
     if several:
         small = prompts[0][: SMALL * size - size // 2]

@@ -14,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
+from enginewire.conformance.session.invalid_requests import fails_later
 from enginewire.conformance.session.requests import PARTS, Value
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect
@@ -22,6 +23,7 @@ from enginewire.field_rules import FIELD_RULES, Rule
 UNKNOWN_ENUM: Final = 9999
 UINT32_MAX: Final = 2**32 - 1
 ERROR_ID: Final = "error_id"
+CONTRADICTING: Final = ("allowed_token_ids", "bad_words_token_ids")
 NOT_FINITE: Final = (math.nan, math.inf, -math.inf)
 
 ORDINARY: Final = 0.5
@@ -147,7 +149,11 @@ async def models_have_names(ctx: Context) -> None:
 
 @check("ERR-27", needs=(*SHAPE, "ERR-11", "ERR-12"))
 async def ids_are_names(ctx: Context) -> None:
-    """None at all, one character too many, and characters that no id has."""
+    """None at all, one character too many, and characters that no id has; the longest one is served."""
+    longest = ctx.request().request_id.ljust(LONGEST_ID, "-")
+    stream = await ctx.start(ctx.request(request_id=longest)).end()
+    message = f"a request_id of {LONGEST_ID} characters is refused"
+    expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     for name in ("", "x" * (LONGEST_ID + 1), "a b", "a/b", "a\n", "ä"):
         exchange = await ctx.refused(ctx.request(request_id=name))
         require_refusal(exchange, INVALID, "request_id")
@@ -172,25 +178,30 @@ async def lists_do_not_contradict_each_other(ctx: Context) -> None:
     first, second = sorted(set(ctx.prompt(8)))[:2]
     for allowed, words in (([first], [[first]]), ([first, second], [[second], [first, first], [first]])):
         lists: dict[str, Value] = {"allowed_token_ids": allowed, "bad_words_token_ids": _words(words)}
-        exchange = await ctx.rejects(lists, codes=INVALID, field="")
-        seen = exchange.detail.field if exchange.detail else ""
-        expect(
-            without_indexes(seen).split(".")[-1] in lists,
-            "the refusal names none of the lists",
-            expected=" or ".join(lists),
-            seen=seen,
-        )
+        _require_a_list(await ctx.rejects(lists, codes=INVALID, field=""))
+
+
+@check("ERR-21", variant="later", needs=(*SHAPE, "ERR-21"))
+async def lists_may_contradict_each_other_later(ctx: Context) -> None:
+    """After a token: refused at once, or as soon as nothing is left to choose."""
+    exchange = await ctx.refused(fails_later(ctx))
+    seen = exchange.status
+    expect(
+        exchange.code in INVALID, "lists that leave nothing have another end", expected=INVALID[0], seen=seen
+    )
+    _require_a_list(exchange)
+
+
+def _require_a_list(exchange: Exchange) -> None:
+    seen = exchange.detail.field if exchange.detail else ""
+    is_named = without_indexes(seen).split(".")[-1] in CONTRADICTING
+    expect(is_named, "the refusal names none of the lists", expected=" or ".join(CONTRADICTING), seen=seen)
 
 
 @check("ERR-22", needs=SHAPE)
 async def internal_failures_have_an_id(ctx: Context) -> None:
     """What is most likely to be one: lists that contradict each other only after a token."""
-    if not (ctx.capabilities.allowed_token_ids and ctx.capabilities.bad_words):
-        raise NotApplicable("without allowed_token_ids and bad_words the kit can make no failure")
-    token = ctx.prompt()[0]
-    stream = ctx.start(
-        ctx.request(allowed_token_ids=[token], bad_words_token_ids=_words([[token, token]]), max_tokens=4)
-    )
+    stream = ctx.start(fails_later(ctx))
     detail = (await stream.end()).exchange.detail
     if detail is None or detail.reason != pb.ERROR_REASON_INTERNAL:
         return

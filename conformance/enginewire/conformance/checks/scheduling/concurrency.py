@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -12,6 +13,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.invalid_requests import fails_later
 from enginewire.conformance.session.saturation import MOST_SLOTS, queued, saturated
 from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
@@ -112,7 +114,10 @@ async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
     needs=(*WHOLE, "ABO-01", "CAN-01", "CAN-03", "CON-01", "INF-08"),
 )
 async def failures_stay_alone(ctx: Context) -> None:
-    """Invalid requests, a cancelled one and one whose deadline passes, beside good ones that outlast them."""
+    """Invalid requests, one that fails while it runs, a cancelled one and one whose deadline passes.
+
+    Beside good ones that outlast them.
+    """
     good = [ctx.start(ctx.long_request(), timeout=2 * ctx.bounds.check) for _ in range(_beside(ctx))]
     await asyncio.gather(*(stream.first_token() for stream in good))
     # Read all the time: a server may end what nobody reads.
@@ -174,14 +179,15 @@ async def short_ones_overtake(ctx: Context) -> None:
 
 @check("CON-07", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FREED))
 async def serves_after_any_load(ctx: Context) -> None:
-    """More requests than slots: some finish, some are aborted, some cancelled."""
+    """More requests than slots: the first one fails, some finish, some are aborted, some cancelled."""
+    failing = [ctx.start(request) for request in _fails_later(ctx)]
     kinds = [ctx.request if number % 3 == 0 else ctx.long_request for number in range(_crowd(ctx))]
     streams = [ctx.start(make()) for make in kinds]
     await streams[0].end()
     await _abort(ctx, streams[1::3])
     for stream in streams[2::3]:
         stream.cancel()
-    await asyncio.gather(*(stream.end() for stream in streams))
+    await asyncio.gather(*(stream.end() for stream in (*failing, *streams)))
     await ctx.idle()
     stream = await ctx.generate(ctx.request(max_tokens=SHORT))
     expect_equal(len(stream.tokens), SHORT, "the first request after a load is not served in full")
@@ -246,7 +252,17 @@ async def _are_refused(ctx: Context) -> None:
         {"token_ids": outside},
         {"request_id": ""},
     ]
-    await asyncio.gather(*(ctx.refused(ctx.request(**change)) for change in bad))
+    failing = [ctx.request(**change) for change in bad]
+    # With one slot it would have its turn when the good one has ended.
+    failing += _fails_later(ctx) if ctx.config.max_num_seqs != 1 else []
+    await asyncio.gather(*map(ctx.refused, failing))
+
+
+def _fails_later(ctx: Context) -> list[pb.GenerateRequest]:
+    """One that fails while it runs, where the engine can be asked for it."""
+    with suppress(NotApplicable):
+        return [fails_later(ctx)]
+    return []
 
 
 async def _goes_on(ctx: Context, streams: list[Stream], reading: Sequence[asyncio.Future[Stream]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
@@ -17,6 +18,7 @@ from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 CHOICES: Final = 2
+INTERVAL: Final = 4
 LEAVING: Final = 7
 """One in so many requests leaves early."""
 JUDGED: Final = 2
@@ -79,12 +81,48 @@ async def tokens_do_not_change_where_memory_is_short(ctx: Context) -> None:
 @check_where_memory_is_short("INF-13")
 async def who_gave_up_memory_waits(ctx: Context) -> None:
     """All are counted: those that run, and the one that waits for memory."""
+    seen = await _all_at_once(ctx)
+    if seen.live < len(seen.streams):
+        raise NotApplicable("a request has ended before its load can be seen")
+    message = "a request without memory neither runs nor waits"
+    expect_equal(seen.load.running + seen.load.waiting, seen.live, message)
+
+
+@check_where_memory_is_short("USE-06")
+async def what_is_computed_again_was_not_cached(ctx: Context) -> None:
+    """Nobody has sent these prompts before: what can be found of one is what another one begins with."""
+    streams = (await _all_at_once(ctx)).streams
+    prompts = [stream.request.request.token_ids for stream in streams]
+    for number, stream in enumerate(streams):
+        others = prompts[:number] + prompts[number + 1 :]
+        most = max(requests.num_alike(prompts[number], other) for other in others)
+        cached = (await stream.ok()).usage.prompt_tokens_details.cached_tokens
+        message = "a prompt that nobody sent before has cached tokens where memory is short"
+        expect(cached <= most, message, expected=f"at most {most}", seen=cached)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Requests that have ended, and how many of them lived when the load was seen."""
+
+    streams: list[Stream]
+    load: pb.Load
+    live: int
+
+
+async def _all_at_once(ctx: Context) -> _Seen:
+    """Requests of which one has to give up its memory; made once, shown by whoever looks at it."""
+    seen = await ctx.once("short of memory", lambda: _observed(ctx))
+    for stream in seen.streams:
+        ctx.show(stream.exchange)
+    return seen
+
+
+async def _observed(ctx: Context) -> _Seen:
     async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
         load = await ctx.client.load()
         live = sum(stream.choice.terminal is None for stream in streams)
-        if live < len(streams):
-            raise NotApplicable("a request has ended before its load can be seen")
-    expect_equal(load.running + load.waiting, live, "a request without memory neither runs nor waits")
+    return _Seen(streams, load, live)
 
 
 @check_where_memory_is_short("ABO-01")
@@ -102,7 +140,7 @@ async def who_gave_up_memory_can_be_aborted(ctx: Context) -> None:
 def _of_all_kinds(ctx: Context) -> list[pb.GenerateRequest]:
     """Most draw with a seed, one of them for several choices; of some a penalty decides which token comes.
 
-    Each as far as the engine can.
+    Each as far as the engine can. Every other one, the last among them, gets several tokens at a time.
     """
     can = ctx.capabilities
     rows: dict[str, Value] = {"logprobs": 0} if can.logprobs else {}
@@ -114,7 +152,8 @@ def _of_all_kinds(ctx: Context) -> list[pb.GenerateRequest]:
             options = _penalised(ctx, request)
         else:
             options = {"seed": number, "temperature": HOT} if can.seed else {}
-        made.insert(0, requests.change(request, **rows, **options))
+        gathered: dict[str, Value] = {} if number % 2 else {"stream_interval": INTERVAL}
+        made.insert(0, requests.change(request, **rows, **options, **gathered))
     return made
 
 

@@ -10,12 +10,12 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.checks.scheduling.queueing import FULL, LOOKS, waits
+from enginewire.conformance.checks.scheduling.queueing import FULL, LOOKS
 from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.saturation import kinds, saturated
+from enginewire.conformance.session.saturation import kinds, saturated, waits
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stream import Stream, reason_name
@@ -65,7 +65,7 @@ async def half_closing_waits_for_the_queue(ctx: Context) -> None:
 
 
 @check("MUX-09", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-09", "CAN-01"))
-async def an_ended_stream_frees_whatwaits(ctx: Context) -> None:
+async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
     """Cancelled while all of its requests wait: none of them runs when the slots are free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
         before = (await ctx.client.load()).waiting
@@ -76,7 +76,7 @@ async def an_ended_stream_frees_whatwaits(ctx: Context) -> None:
 
 
 @check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
-async def timeouts_end_whatwaits(ctx: Context) -> None:
+async def timeouts_end_what_waits(ctx: Context) -> None:
     """They pass while all slots are taken: what is late ends then, is never started, and its id is free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
         request, *others = kinds(ctx, ctx.request)

@@ -1,10 +1,8 @@
-"""CON-08, CON-09, INF-13, and ABO-06 for a request that waits."""
+"""INF-13, and ABO-06 for a request that waits."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -15,19 +13,12 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
-from enginewire.conformance.session.requests import Value, change
-from enginewire.conformance.session.saturation import KINDS, all_queued, saturated
+from enginewire.conformance.session.saturation import all_queued, saturated, waits
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle
-from enginewire.conformance.wire.stream import num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
-ATTEMPTS: Final = 3
-JUMP: Final = 60.0
-"""Seconds."""
-MISREAD: Final = 2 / 1000
-"""Of its jump: so much later comes whoever jumps, too late for a jump that is read as milliseconds."""
 PROMPT: Final = 21
 ANSWER: Final = 8
 LOOKS: Final = 5
@@ -35,67 +26,6 @@ COUNTED: Final = 0.05
 """Of the reaction bound: so much later than its slot is free may what ended be counted."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
-
-Options = dict[str, Value]
-
-
-@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"), not_beside=("n",))
-async def lower_priorities_start_first(ctx: Context) -> None:
-    """One of two that wait gets the only slot that is free, and it is not the one that came first.
-
-    Again, where requests that held the other slots have ended meanwhile, as on a busy machine.
-    """
-    message = "a request of priority 1 was served before one of priority -1 began"
-    await _second_one_starts_first(ctx, {"priority": 1}, {"priority": -1}, message)
-
-
-@check("CON-09", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "CON-08"), not_beside=("n",))
-async def jumps_go_before(ctx: Context) -> None:
-    """The same with a minute's jump of the one that came later."""
-    message = "a request was served before one began that had jumped before it"
-    await _second_one_starts_first(ctx, {"priority": 0}, {"priority": 0, "priority_jump": JUMP}, message)
-
-
-async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:
-    enough, were_seen = time.monotonic() + ctx.bounds.check / 2, 0
-    for kind in ctx.unlike(ctx.long_request, KINDS):
-        were_seen += await _starts_first(ctx, first, change(kind, **second, is_probe=False), message)
-        if time.monotonic() > enough:
-            break  # the slots are filled up to three times for each
-    if not were_seen:
-        raise NotApplicable("the slots are free again before a request can be seen to wait")
-
-
-async def _starts_first(ctx: Context, first: Options, second: pb.GenerateRequest, message: str) -> bool:
-    for _ in range(ATTEMPTS):
-        with suppress(NotApplicable):
-            if (has_waited := await _first_one_waits(ctx, first, second)) is not None:
-                expect(has_waited, message)
-                return True
-    return False
-
-
-async def _first_one_waits(ctx: Context, first_options: Options, second: pb.GenerateRequest) -> bool | None:
-    """The outcomes of aborts say who was alive; None where another slot got free.
-
-    As many slots are freed as the second one has choices.
-    """
-    count = num_choices(second.request)
-    async with saturated(ctx) as running:
-        late = ctx.start(ctx.request(**first_options))
-        reading = asyncio.ensure_future(late.end())
-        await waits(ctx, len(running), 1)
-        await asyncio.sleep(MISREAD * second.request.routing.priority_jump)
-        early = ctx.start(change(second, request_id=ctx.request().request_id))
-        await waits(ctx, len(running), 2)
-        names = [stream.request.request_id for stream in (*running, early, late)]
-        await ctx.client.abort(names[:count])
-        await early.first_token()
-        *are_alive, is_late = await ctx.client.abort(names[count:])
-        await reading
-    if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
-        return None
-    return is_late.outcome == pb.ABORT_OUTCOME_ABORTED
 
 
 @check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
@@ -207,14 +137,6 @@ async def _all_counted(ctx: Context) -> pb.Load:
         before, load = load, await ctx.idle()
         if load.requests_finished == before.requests_finished:
             break
-    return load
-
-
-async def waits(ctx: Context, running: int, count: int) -> pb.Load:
-    """The first load in which so many wait; NotApplicable when slots are free before."""
-    while (load := await ctx.client.load()).waiting < count:
-        if load.running < running:
-            raise NotApplicable("the slots are free again before a request can be seen to wait")
     return load
 
 

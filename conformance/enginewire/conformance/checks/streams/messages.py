@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from math import ceil
 from typing import Final
 
@@ -13,7 +13,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context, require_refusal
-from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimited, varint
+from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimited, text_fields, varint
 from enginewire.conformance.session.invalid_requests import invalid_requests, send
 from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.methods import GENERATE
@@ -158,12 +158,34 @@ async def metadata_is_small(ctx: Context) -> None:
     good = await (await ctx.start(ctx.request(), client=client).accepted()).ok()
     refused = await send(ctx, invalid_requests(ctx), client)
     for exchange in [good.exchange, *(entry.exchange for entry in refused)]:
-        # The text of a status travels as metadata too.
-        text = (("grpc-message", exchange.text.encode()),)
-        for entries in (exchange.initial_metadata, (*exchange.trailing_metadata, *text)):
-            size = _metadata_bytes(entries)
-            limit = f"at most {MOST_METADATA} bytes"
-            expect(size <= MOST_METADATA, "the metadata of a call is too large", expected=limit, seen=size)
+        _require_small_metadata(exchange)
+
+
+@check("MSG-06", variant="long-texts", needs=(*SHAPE, "MSG-06"), in_company=False)
+async def long_texts_do_not_come_back(ctx: Context) -> None:
+    """Headers and trailers of what a long text gets, in each field that has a text."""
+    client = ctx.connect(None, *ANY_METADATA)
+    for request in _with_long_texts(ctx):
+        _require_small_metadata((await ctx.start(request, client=client).end()).exchange)
+
+
+def _require_small_metadata(exchange: Exchange) -> None:
+    # The text of a status travels as metadata too.
+    text = (("grpc-message", exchange.text.encode()),)
+    for entries in (exchange.initial_metadata, (*exchange.trailing_metadata, *text)):
+        size = _metadata_bytes(entries)
+        limit = f"at most {MOST_METADATA} bytes"
+        expect(size <= MOST_METADATA, "the metadata of a call is too large", expected=limit, seen=size)
+
+
+def _with_long_texts(ctx: Context) -> Iterator[pb.GenerateRequest]:
+    """A request for each text field there is, with more in it than there may be metadata."""
+    text = "x" * MOST_METADATA
+    yield ctx.request(request_id=text)
+    for path in text_fields():
+        request = ctx.request(max_tokens=1)
+        path.put(request, text)
+        yield request
 
 
 async def _one_after_the_other(ctx: Context, count: int, one: Callable[[int], Awaitable[None]]) -> None:

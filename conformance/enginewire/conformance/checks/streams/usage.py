@@ -151,7 +151,10 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
 
 @check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
-    """A prompt of some blocks past the cache, then into it, again, and once more past it."""
+    """A prompt of some blocks past the cache, then into it, again, and once more past it.
+
+    Then another one, and one that is put together of both: only its beginning was computed before.
+    """
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
     await _cached(ctx, prompt, shape, bypass=True)
     first = await _cached(ctx, prompt, shape)
@@ -160,6 +163,12 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
     around = await _cached(ctx, prompt, shape, bypass=True)
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
+    other = ctx.fresh_prompt(BLOCKS)
+    await _cached(ctx, other, shape)
+    mixed = [*other[:block], *prompt[block:]]
+    shared, cached = requests.num_alike(mixed, other), await _cached(ctx, mixed, shape)
+    message = "blocks are taken for cached behind others than they were computed behind"
+    expect(cached <= shared, message, expected=f"at most {shared}", seen=cached)
 
 
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)

@@ -159,16 +159,22 @@ class ContradictionNamesAnotherField(Reference):
             raise
 
 
-@mutant("internal_without_id", kills="ERR-22")
+@mutant("internal_without_id", kills=("ERR-21/later", "ERR-22"))
 class InternalWithoutId(Reference):
     def nothing_left(self) -> Refusal:
         return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose", metadata={})
 
 
-@mutant("internal_with_id_in_details_only", kills="ERR-22")
+@mutant("internal_with_id_in_details_only", kills=("ERR-21/later", "ERR-22"))
 class InternalWithIdInDetailsOnly(Reference):
     def nothing_left(self) -> Refusal:
         return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose", metadata={"error_id": "93bd"})
+
+
+@mutant("late_contradictions_are_faults", kills="ERR-21/later")
+class LateContradictionsAreFaults(Reference):
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose")
 
 
 def _ignores_a_range(path: str) -> None:
@@ -202,6 +208,12 @@ for _path in (
     "output_options.stream_interval",
 ):
     _ignores_a_range(_path)
+
+
+@mutant("ids_of_less_than_they_may_have", kills=("ERR-27", "MDT-04"))
+class IdsOfLessThanTheyMayHave(Reference):
+    def check_request_id(self, request_id: str) -> None:
+        super().check_request_id(request_id and f"{request_id}-")
 
 
 @mutant("capability_wanted_for_nothing", kills="ERR-23")

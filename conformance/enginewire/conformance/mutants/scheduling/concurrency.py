@@ -97,6 +97,18 @@ class ErrorKillsBatch(Reference):
                 self.fail(other, Refusal(pb.ERROR_REASON_INTERNAL, "the batch failed"))
 
 
+@mutant("who_has_nothing_to_choose_ends_the_batch", kills="CON-04")
+class WhoHasNothingToChooseEndsTheBatch(Reference):
+    """Only there: other checks run beside each other."""
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        super().fail(job, failure)
+        is_of_lists = failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST
+        if is_of_lists and "CON-04" in job.request_id:
+            for other in list(self.running):
+                super().fail(other, failure)
+
+
 class SlowWhenFull(Reference):
     """One call waits for the engine."""
 
@@ -154,3 +166,23 @@ class StuckAfterLoad(Reference):
 
     def fits(self, job: Job) -> bool:
         return job not in self._stuck and super().fits(job)
+
+
+@mutant("who_has_nothing_to_choose_keeps_its_blocks", kills="CON-07")
+class WhoHasNothingToChooseKeepsItsBlocks(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept = 0
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        if failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST and "CON-07" in job.request_id:
+            self._kept += job.blocks
+            job.blocks = 0
+        super().fail(job, failure)
+
+    def admit(self, job: Job) -> None:
+        # Found again, to leave the checks that follow in peace.
+        if "CON-07" not in job.request_id:
+            self.counters.kv_blocks_used -= self._kept
+            self._kept = 0
+        super().admit(job)

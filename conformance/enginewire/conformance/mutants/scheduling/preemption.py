@@ -8,8 +8,9 @@ from collections import Counter
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.capabilities import grammar
-from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.generation.job import Choice, Item, Job
 from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.variants.preempting import Preempting
 
 
@@ -52,12 +53,39 @@ class SeedsOfLaterChoicesBeginAgainWithTheMemory(_SeedsBeginAgain):
         return super().forgotten(choice) if choice.index else 0
 
 
+@mutant("gathered_tokens_go_with_the_memory", kills="CON-02/preempted", also="STR-06/seen")
+class GatheredTokensGoWithTheMemory(Preempting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losing: set[Job] = set()
+
+    def preempt(self, job: Job) -> None:
+        if job.request.output_options.stream_interval > 1:
+            self.losing.add(job)
+        super().preempt(job)
+
+    def send(self, job: Job, item: Item) -> None:
+        is_lost = job in self.losing and isinstance(item, pb.LLMEngineOutput) and not item.finish_reason
+        self.losing.discard(job)
+        if not is_lost:
+            super().send(job, item)
+
+
 @mutant("seeds_begin_again_behind_a_cached_prompt", kills="CON-02/preempted")
 class SeedsBeginAgainBehindACachedPrompt(_SeedsBeginAgain):
     """Its blocks are found when it has memory again: as if it had just come."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.found_again: set[Job] = set()
+
+    def look_up(self, job: Job) -> int:
+        if Reference.look_up(self, job):
+            self.found_again.add(job)
+        return super().look_up(job)
+
     def forgotten(self, choice: Choice) -> int:
-        return super().forgotten(choice) if choice.job.cached_tokens else 0
+        return super().forgotten(choice) if choice.job in self.found_again else 0
 
 
 @mutant("seeds_begin_again_when_memory_is_lost_twice", kills="CON-02/preempted")
@@ -111,6 +139,13 @@ class WithoutMemoryIsNotWaiting(_Remembers):
         load = super().load()
         load.waiting -= sum(map(self.gave_up, self.waiting))
         return load
+
+
+@mutant("what_is_computed_again_counts_as_cached", kills="USE-06/preempted")
+class WhatIsComputedAgainCountsAsCached(_Remembers):
+    def look_up(self, job: Job) -> int:
+        found = super().look_up(job)
+        return len(self.block_keys(job)) * self.settings.block_size if job.choices[0] in self.had else found
 
 
 @mutant("aborts_pass_over_those_without_memory", kills="ABO-01/preempted")

@@ -12,19 +12,6 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 
 
-@mutant("first_come_first_served", kills="CON-08")
-class FirstComeFirstServed(Reference):
-    def enqueue(self, job: Job) -> None:
-        self.waiting.append(job)
-
-
-@mutant("higher_priorities_start_first", kills="CON-08")
-class HigherPrioritiesStartFirst(Reference):
-    def enqueue(self, job: Job) -> None:
-        priority = job.request.routing.priority
-        self.waiting.insert(sum(other.request.routing.priority >= priority for other in self.waiting), job)
-
-
 @mutant("aborted_requests_do_not_finish", kills="INF-13")
 class AbortedRequestsDoNotFinish(Reference):
     def abort(self, job: Job) -> None:
@@ -140,15 +127,3 @@ class OneTimeoutHidesTheNext(KnowsItsStreams):
         if has_passed:
             for job in running:
                 job.deadline = float("inf")
-
-
-@mutant("jumps_are_milliseconds", kills="CON-09")
-class JumpsAreMilliseconds(Reference):
-    def urgency(self, job: Job) -> tuple[int, float]:
-        return job.request.routing.priority, job.came_at - job.request.routing.priority_jump / 1000
-
-
-@mutant("jumps_are_ignored", kills="CON-09")
-class JumpsAreIgnored(Reference):
-    def urgency(self, job: Job) -> tuple[int, float]:
-        return job.request.routing.priority, job.came_at

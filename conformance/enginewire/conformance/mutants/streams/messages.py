@@ -151,3 +151,13 @@ class HeadersTooLarge(Reference):
             await call.context.send_initial_metadata((("x-notes", "x" * 8200),))
         else:
             await super().accept(job, call)
+
+
+@mutant("unknown_names_come_back_whole", kills="MSG-06/long-texts")
+class UnknownNamesComeBackWhole(Reference):
+    def check_model(self, name: str) -> None:
+        try:
+            super().check_model(name)
+        except Refusal as refusal:
+            message = f"{refusal.message}, got {name}"
+            raise _ShortDetails(refusal.detail.reason, message, field=refusal.detail.field) from None

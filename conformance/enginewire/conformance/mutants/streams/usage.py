@@ -77,6 +77,18 @@ class CacheNeverHits(Reference):
         return 0
 
 
+@mutant("blocks_are_found_behind_any_other", kills="USE-06")
+class BlocksAreFoundBehindAnyOther(Reference):
+    """By their own tokens and their place; what stands before them does not count."""
+
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        size = self.settings.block_size
+        return [
+            (salt, adapter, (len(tokens), *tokens[-size:]))
+            for salt, adapter, tokens in super().block_keys(job)
+        ]
+
+
 @mutant("salt_is_ignored", kills="USE-07")
 class SaltIsIgnored(Reference):
     def block_keys(self, job: Job) -> list[BlockKey]:

@@ -18,6 +18,19 @@ class Preempting(Reference):
 
     settings = replace(Settings(), step_seconds=0.012, context_length=512, total_blocks=256, max_num_seqs=16)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_found: dict[Job, int] = {}
+
+    def look_up(self, job: Job) -> int:
+        """What is found when a job has memory again was not found for it: it counts the first time."""
+        return self.num_found.setdefault(job, super().look_up(job))
+
+    def release(self, job: Job) -> None:
+        """What was found is in its usage."""
+        self.num_found.pop(job, None)
+        super().release(job)
+
     def blocks_for(self, job: Job) -> int:
         """All that it may ever need, before it is live."""
         if self.live.get(job.request_id) is not job:

@@ -1,0 +1,61 @@
+"""Servers whose queue has another order."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.call_metadata import fold
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
+
+
+@mutant("first_come_first_served", kills="CON-08")
+class FirstComeFirstServed(Reference):
+    def enqueue(self, job: Job) -> None:
+        self.waiting.append(job)
+
+
+@mutant("higher_priorities_start_first", kills="CON-08")
+class HigherPrioritiesStartFirst(Reference):
+    def enqueue(self, job: Job) -> None:
+        priority = job.request.routing.priority
+        self.waiting.insert(sum(other.request.routing.priority >= priority for other in self.waiting), job)
+
+
+@mutant("jumps_are_milliseconds", kills="CON-09")
+class JumpsAreMilliseconds(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        return job.request.routing.priority, job.came_at - job.request.routing.priority_jump / 1000
+
+
+@mutant("jumps_are_ignored", kills="CON-09")
+class JumpsAreIgnored(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        return job.request.routing.priority, job.came_at
+
+
+@mutant("jumps_are_for_priority_0", kills="CON-09")
+class JumpsAreForPriorityZero(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        priority, came_at = super().urgency(job)
+        return priority, job.came_at if priority else came_at
+
+
+@mutant("priority_keys_are_read_and_forgotten", kills="CON-08/metadata")
+class PriorityKeysAreReadAndForgotten(Reference):
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        has_field = request.request.routing.HasField("priority")
+        super().fold(request, call)
+        if not has_field:
+            request.request.routing.ClearField("priority")
+
+
+@mutant("priority_keys_of_submits_are_read_and_forgotten", kills="CON-08/metadata")
+class PriorityKeysOfSubmitsAreReadAndForgotten(Reference):
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        read = pb.GenerateRequest()
+        read.CopyFrom(submit.generate)
+        fold(read, submit.metadata.items(), self.allows)
+        submit.metadata.clear()
+        return super().submitted(submit, call)
