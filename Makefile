@@ -20,8 +20,9 @@ demo: $(VENV)/.demo  ## Stream three answers from a real model through two proce
 test: $(VENV)/.dev  ## Run the tests, in parallel
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
-test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m long --part $(PART) $$(grep -rlE 'tests\.long|mark\.long' tests --include='test_*.py')
+test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out, and drawn examples in full number
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m 'long or hypothesis' --hypothesis-profile all-examples --part $(PART) \
+		$$(grep -rlE 'tests\.long|mark\.long|hypothesis' tests --include='test_*.py')
 
 conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
 	.ci/check/servers

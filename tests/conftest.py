@@ -14,15 +14,22 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.long import USUAL_EXAMPLES
+
 # Several torch processes share the cores: threads that spin while they wait take them from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # No authorities are in this folder: each client of HTTP that a test makes would read all of this machine's.
-os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+os.environ.pop("SSL_CERT_FILE", None)
 
 # A busy machine is no failure: how long things take is tested where it matters, with a clock.
-settings.register_profile("enginewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("enginewire")
+all_examples = settings(
+    max_examples=USUAL_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("all-examples", all_examples)
+settings.register_profile("few-examples", all_examples, max_examples=USUAL_EXAMPLES // 4)
+settings.load_profile("few-examples")
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:

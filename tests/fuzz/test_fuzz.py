@@ -13,7 +13,7 @@ from tests.fuzz.__main__ import FINDINGS, Fuzz, Target
 from tests.fuzz.messages import changed, leaves, tells_too_much
 from tests.fuzz.rpcs import GOOD, made_again, rpcs
 from tests.fuzz.servers import Servers
-from tests.long import long
+from tests.long import examples, long
 
 
 def test_every_rpc_of_every_server_is_tried() -> None:
@@ -34,7 +34,7 @@ def test_every_field_is_reached() -> None:
     } <= paths
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(changed(GOOD["EngineService.Generate"]))
 def test_whatever_is_drawn_is_a_message(message: pb.GenerateRequest) -> None:
     assert type(message).FromString(message.SerializeToString()).SerializeToString() is not None

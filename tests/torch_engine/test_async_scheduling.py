@@ -17,6 +17,7 @@ from enginewire.torch_engine.requests.params import SamplingParams
 from enginewire.torch_engine.requests.scores import Beam
 from enginewire.torch_engine.runner import batch
 from enginewire.torch_engine.sampling.sampler import Choice
+from tests.long import examples
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.scheduling.scheduling import make_request
 from tests.torch_engine.tiny import Answer, greedy
@@ -324,7 +325,7 @@ PROGRAM = st.lists(
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     database=None,

@@ -15,6 +15,7 @@ FRAGMENTS = sorted(ByteLevelTable(PIECES, ()).fragments)
 some_ids = st.lists(st.sampled_from(FRAGMENTS) | st.integers(0, len(PIECES) + 3), max_size=30)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("max_moves", [0, 3, 1000])
 def test_streams_that_share_a_table_give_what_decode_gives(max_moves: int) -> None:
     table = ByteLevelTable(PIECES, (), max_moves)

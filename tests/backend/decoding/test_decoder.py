@@ -18,6 +18,7 @@ from enginewire.backend.decoding.stop_conditions import (
 )
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from tests.backend.decoding import toy_tokenizers as toy
+from tests.long import examples
 
 BYTE_LEVEL = toy.byte_level()
 VOCABULARY = Vocabulary(BYTE_LEVEL)
@@ -113,6 +114,7 @@ def offline(
     return text[: begin + len(stop) if is_visible else begin], found(stop)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> None:
     tokenizer, vocabulary = FAMILIES[name], VOCABULARIES[name]
@@ -125,7 +127,7 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
         spoken = draw(st.lists(text.map(lambda t: tokenizer.encode(t).ids) | st.lists(some_ids, max_size=5)))
         return list(itertools.chain.from_iterable(spoken))
 
-    @settings(max_examples=80)
+    @settings(max_examples=examples(80))
     @given(st.data(), sequences(), sequences(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
     def check(data: st.DataObject, prompt: list[int], ids: list[int], sizes: list[int], skip: bool) -> None:
         cut = data.draw(st.integers(0, len(prompt)))

@@ -8,6 +8,7 @@ from enginewire.backend.decoding.detokenizer import Detokenizer
 from enginewire.backend.decoding.vocabulary import TableKind, Vocabulary
 from enginewire.byte_level import CHARACTER_OF_BYTE
 from tests.backend.decoding import toy_tokenizers as toy
+from tests.long import examples
 
 FAMILIES = toy.every_family()
 VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in FAMILIES.items()}
@@ -40,10 +41,11 @@ def byte_ids(data: bytes, tokenizer: Tokenizer = LLAMA) -> list[int]:
     return [vocab.get(f"<0x{byte:02X}>") or vocab[CHARACTER_OF_BYTE[byte]] for byte in data]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("skip", [False, True])
 def test_any_ids_give_what_decode_gives(name: str, skip: bool) -> None:
-    @settings(max_examples=80)
+    @settings(max_examples=examples(80))
     @given(ids_of(name))
     def check(ids: list[int]) -> None:
         pieces = stream(VOCABULARIES[name].detokenizer(skip_special_tokens=skip), ids)
@@ -52,9 +54,10 @@ def test_any_ids_give_what_decode_gives(name: str, skip: bool) -> None:
     check()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_text_survives_encoding_and_streaming(name: str) -> None:
-    @settings(max_examples=80)
+    @settings(max_examples=examples(80))
     @given(SPOKEN)
     def check(text: str) -> None:
         ids = FAMILIES[name].encode(text, add_special_tokens=False).ids
@@ -71,9 +74,10 @@ def test_half_a_surrogate_is_shown_with_the_byte_that_decides_it(name: str) -> N
     assert stream(VOCABULARIES[name].detokenizer(), ids) == ["", 2 * "\ufffd", ""]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FAMILIES)
 def test_feeding_a_chunk_equals_single_steps(name: str) -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(ids_of(name), ids_of(name))
     def check(first: list[int], second: list[int]) -> None:
         chunked = VOCABULARIES[name].detokenizer()
@@ -98,7 +102,7 @@ def test_byte_fallback_equals_decode_whenever_byte_runs_are_characters(
     assert "".join(stream(detokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ids_of("byte fallback") | st.binary(max_size=20).map(byte_ids), st.booleans())
 def test_byte_fallback_keeps_what_was_shown_and_follows_decode_in_the_rest(
     ids: list[int], skip: bool

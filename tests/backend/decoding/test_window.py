@@ -15,6 +15,7 @@ from enginewire.backend.decoding.detokenizer import DecodeError
 from enginewire.backend.decoding.vocabulary import Vocabulary, byte_rule, decoder_steps, num_stripped
 from enginewire.backend.decoding.window import ROOM, WindowDetokenizer, WindowTable
 from tests.backend.decoding import toy_tokenizers as toy
+from tests.long import examples
 
 TABLES = ["byte level", "byte fallback", "byte fallback, nothing stripped"]
 
@@ -31,6 +32,7 @@ def byte_ids(data: bytes) -> list[int]:
     return [toy.byte_fallback().token_to_id(f"<0x{byte:02X}>") for byte in data]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", TABLES)
 def test_each_token_shows_what_it_shows_through_a_table(name: str) -> None:
     tokenizer = toy.every_family()[name]
@@ -38,7 +40,7 @@ def test_each_token_shows_what_it_shows_through_a_table(name: str) -> None:
     fragments = [i for i in range(vocabulary.size) if "\ufffd" in vocabulary.token_text(i)]
     ids = st.lists(st.integers(0, vocabulary.size + 3) | st.sampled_from(fragments), max_size=40)
 
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(ids, ids)
     def check(prompt: list[int], answer: list[int]) -> None:
         table = vocabulary.detokenizer(skip_special_tokens=False, prompt=prompt)

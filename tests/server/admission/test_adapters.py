@@ -19,6 +19,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import InvalidRequest, ModelNotFound
 from enginewire.server.load_engine import EngineUnavailable, make_engine
+from tests.long import examples
 from tests.patience import PATIENCE_SECONDS
 from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, abort_frame, ask, detail_of, submit
@@ -154,7 +155,7 @@ def test_a_file_that_is_too_large_is_not_read(folder):
         AdapterFolder(folder).open("a", "two")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from(["..", ".", "", "one", "out", "in", "deep", "three", "~", "\\"]), max_size=6))
 def test_no_path_leads_out_of_the_root(tmp_path_factory, parts):
     root = Path(tmp_path_factory.getbasetemp()) / "confined"

@@ -12,6 +12,7 @@ from enginewire import v1 as pb
 from enginewire.server.admission import delivery
 from enginewire.server.admission.delivery import BufferLimits, Connection, RequestStream
 from enginewire.server.failures import SlowConsumer
+from tests.long import examples
 from tests.server.serving import Answer, checked_detail, rows, take_event
 
 LIMITS = BufferLimits(tokens=10, seconds=30.0)
@@ -119,7 +120,7 @@ def test_a_request_stream_gives_every_choice_its_tokens_in_order_whatever_the_re
     asyncio.run(play())
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_frames_are_cut_before_they_grow_too_large(handles):
     async def play() -> None:

@@ -18,7 +18,7 @@ from enginewire.server.demo_model.corpus import ASSISTANT, BOS, EOS, UNKNOWN_THI
 from enginewire.server.demo_model.tokenizer import train_tokenizer
 from enginewire.server.demo_model.tool_calls import Tool, asked_with_tools, called, passed_on, taught_calls
 from enginewire.server.demo_model.train import CHECKSUMS, Recipe, build, checksums, recall, taught_answers
-from tests.long import long
+from tests.long import examples, long
 
 FAQ = questions()
 SAMPLE = list(FAQ)[:: len(FAQ) // 5]
@@ -142,7 +142,7 @@ def test_the_weights_are_exact_in_bfloat16_and_small() -> None:
     assert sum(path.stat().st_size for path in PATH.iterdir()) < 4_000_000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text())
 @example("<|eos|> <|user|>\r\n\t\x00  ")
 @example("e\u0301 ﬁ 👩🏿‍🚒 \ufffd")

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings, strategies as st
 
 from enginewire import v1 as pb
+from tests.long import examples
 from tests.server.validation.random_requests import random_request
 from tests.server.validation.requests_to_check import config, failure_of
 
@@ -21,7 +22,7 @@ ENGINES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**64), ENGINES)
 def test_whatever_is_in_a_request_the_answer_is_yes_or_an_engine_error(
     seed: int, engine: pb.EngineConfig
@@ -30,7 +31,7 @@ def test_whatever_is_in_a_request_the_answer_is_yes_or_an_engine_error(
     _judge(request, engine)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300), ENGINES)
 def test_whatever_bytes_parse_the_answer_is_yes_or_an_engine_error(
     data: bytes, engine: pb.EngineConfig

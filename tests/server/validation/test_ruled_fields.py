@@ -12,6 +12,7 @@ from enginewire.field_rules import FIELD_RULES
 from enginewire.server.failures import EngineError, Unsupported
 from enginewire.server.validation.generate import check_generate
 from enginewire.server.validation.ruled_fields import DECIDED_BY_OTHERS
+from tests.long import examples
 from tests.server.validation.random_requests import random_request
 from tests.server.validation.requests_to_check import Change, bias, check, config, fields
 
@@ -92,7 +93,7 @@ def test_a_part_type_that_is_not_advertised_is_unsupported() -> None:
     assert caught.value.field == "multi_modal_data[0].part_type"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(list(USES)), st.integers(0, 2**64))
 def test_nothing_unsupported_slips_through_among_other_fields(path: str, seed: int) -> None:
     request = random_request(random.Random(seed))

@@ -14,6 +14,7 @@ from enginewire.server.validation.generate import check_preprocessed
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults
 from enginewire.torch_engine.requests.reader import CLASS_SECONDS, MAX_CLASSES, RequestLimits, RequestReader
 from enginewire.torch_engine.requests.sequence import Request
+from tests.long import examples
 from tests.server.validation.requests_to_check import EVERYTHING
 
 LIMITS = RequestLimits(vocab_size=100, context_length=64, kv_capacity=48)
@@ -138,7 +139,7 @@ numbers = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-45, 3e38])
 ids = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 99), max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     prompt=ids,
     stop=st.fixed_dictionaries({}, optional={"max_tokens": st.integers(0, 2**32 - 1), "stop_token_ids": ids}),

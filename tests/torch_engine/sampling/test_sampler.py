@@ -16,6 +16,7 @@ from enginewire.torch_engine.requests.scores import LogprobsWanted
 from enginewire.torch_engine.requests.sequence import Request, Sequence
 from enginewire.torch_engine.sampling.random_numbers import uniforms
 from enginewire.torch_engine.sampling.sampler import cut_tail, invert, sample
+from tests.long import examples
 
 VOCAB = 50
 OPEN_END = StopRules(max_total_tokens=1000)
@@ -70,7 +71,7 @@ sampling_options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(sampling_options, min_size=1, max_size=6), st.integers(0, 1000))
 def test_a_row_gets_the_same_token_whatever_is_beside_it(options, seed):
     logits = random_logits(len(options), seed)

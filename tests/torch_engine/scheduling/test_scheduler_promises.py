@@ -12,7 +12,7 @@ from enginewire.torch_engine.requests.sequence import Sequence
 from enginewire.torch_engine.scheduling.block_pool import BlockPool
 from enginewire.torch_engine.scheduling.prefix_cache import public_hash
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
-from tests.long import long
+from tests.long import examples, long
 from tests.torch_engine.scheduling.replica import Replica
 from tests.torch_engine.scheduling.scheduling import compute, lengths, make_request
 
@@ -226,7 +226,7 @@ for machine in (
     TestEndlessMachine,
     TestTightMachine,
 ):
-    machine.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=examples(70), stateful_step_count=40, deadline=None)
 del machine  # else it is a test of its own, the last one again
 # Between the others: no window, the narrowest one, and the smallest pool.
 TestWindowedMachine.pytestmark = TestEndlessMachine.pytestmark = [long]

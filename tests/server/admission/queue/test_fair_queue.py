@@ -13,6 +13,7 @@ from enginewire.access.allowance import Allowance
 from enginewire.access.caller import NOBODY, Party
 from enginewire.server.admission.queue import fair_queue
 from enginewire.server.admission.queue.fair_queue import CLASS_SECONDS, FairQueue, Place
+from tests.long import examples
 
 
 def party(name: str, weight: float = 1.0) -> Party:
@@ -114,7 +115,7 @@ def test_who_has_been_away_has_not_saved_up() -> None:
     assert Counter(place.party.key for place in queue.started) == {"a": 5, "b": 5}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans())
 def test_service_follows_the_weights_whatever_requests_take(seed: int, weight: int, lies: bool) -> None:
     """Who always has more waiting gets tokens by weight, also if it says to need more than it does."""
@@ -262,5 +263,5 @@ class Slots(RuleBasedStateMachine):
             assert share.expected == pytest.approx(0, abs=1e-6)
 
 
-Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Slots.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 TestSlots = Slots.TestCase

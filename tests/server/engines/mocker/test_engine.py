@@ -20,6 +20,7 @@ from enginewire.server.failures import (
     StepFailed,
 )
 from enginewire.server.validation.generate import check_generate
+from tests.long import examples
 from tests.patience import PATIENCE_SECONDS
 from tests.server.engines.mocker.mockers import HELLO, LONG, assert_idle, started, turns
 from tests.server.step_recorder import Recorder
@@ -280,7 +281,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS, st.integers(1, 6), st.integers(2, 20), st.booleans())
 def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
     actions: list[tuple[str, int, int, int]], max_num_seqs: int, num_kv_blocks: int, cleanup: bool

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from enginewire import v1 as pb
 from enginewire.server.engines.mocker.tokenizer import EOS
 from enginewire.server.failures import ContextExceeded, InvalidRequest
+from tests.long import examples
 from tests.server.engines.mocker.mockers import HELLO, assert_idle, sampled, started
 
 
@@ -76,7 +77,7 @@ async def test_a_full_context_ends_a_choice_with_length() -> None:
         recorder.submit(token_ids=[1] * 300)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 600),
     st.sampled_from([{}, {"ignore_eos": True}, {"stop_token_ids": [ord("o")], "min_tokens": 300}]),

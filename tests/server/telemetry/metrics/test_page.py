@@ -20,6 +20,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.lifecycle import CleanupState, DrainPlan, Lifecycle
 from enginewire.server.telemetry.metrics.exporter import MetricsExporter
+from tests.long import examples
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ask, until_true
 from tests.server.telemetry.metrics.scraping import Scrape, documented
@@ -236,7 +237,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(actions, max_size=12), st.booleans(), st.booleans())
 def test_gauges_return_to_their_base_and_counters_never_fall(
     work: list[tuple[object, ...]], fails: bool, is_drained: bool
