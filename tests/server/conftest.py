@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,13 @@ from tests.server.serving import Serving
 StartServer = Callable[..., Awaitable[Serving]]
 
 
-@pytest.fixture
-async def engine_server(socket_folder: Path) -> AsyncIterator[StartServer]:
-    """`await engine_server(engine, **options)` is a started server with a mocker unless an engine is given.
-
-    Whatever the test did, nothing may be left in the engine afterwards.
-    """
+@asynccontextmanager
+async def engine_servers(folder: Path) -> AsyncIterator[StartServer]:
+    """What `engine_server` gives, with sockets in that folder."""
     all_serving: list[Serving] = []
 
     async def start(engine: StepEngine | None = None, *, is_started: bool = True, **given: object) -> Serving:
-        options = ServerOptions(engine="mocker", uds=socket_folder / f"{len(all_serving)}.sock", **given)
+        options = ServerOptions(engine="mocker", uds=folder / f"{len(all_serving)}.sock", **given)
         server = EngineServer(engine or make_engine(options), options)
         await server.listen()
         serving = Serving(server)
@@ -41,6 +39,16 @@ async def engine_server(socket_folder: Path) -> AsyncIterator[StartServer]:
     finally:
         for serving in all_serving:
             await serving.close()
+
+
+@pytest.fixture
+async def engine_server(socket_folder: Path) -> AsyncIterator[StartServer]:
+    """`await engine_server(engine, **options)` is a started server with a mocker unless an engine is given.
+
+    Whatever the test did, nothing may be left in the engine afterwards.
+    """
+    async with engine_servers(socket_folder) as start:
+        yield start
 
 
 @pytest.fixture

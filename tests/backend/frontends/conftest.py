@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 
 import pytest
@@ -38,9 +38,9 @@ def servers_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn.server, "asyncio", Hasty())
 
 
-@pytest.fixture
-async def start_backend(engine_server: StartServer) -> AsyncIterator[StartBackend]:
-    """`await start_backend(**options)` is a backend and the engine it uses, left idle afterwards."""
+@asynccontextmanager
+async def backends(engine_server: StartServer) -> AsyncIterator[StartBackend]:
+    """What `start_backend` gives, on engines that are started so."""
     async with AsyncExitStack() as clients:
 
         async def start(**options: object) -> tuple[TextBackend, Serving]:
@@ -49,6 +49,13 @@ async def start_backend(engine_server: StartServer) -> AsyncIterator[StartBacken
             tokenizer = _tokenizer(frozenset((await client.tokenizer_files()).items()))
             return TextBackend(Backend(client, tokenizer.vocabulary), tokenizer), serving
 
+        yield start
+
+
+@pytest.fixture
+async def start_backend(engine_server: StartServer) -> AsyncIterator[StartBackend]:
+    """`await start_backend(**options)` is a backend and the engine it uses, left idle afterwards."""
+    async with backends(engine_server) as start:
         yield start
 
 

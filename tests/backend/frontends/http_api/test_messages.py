@@ -190,6 +190,7 @@ async def test_the_last_message_of_the_assistant_goes_on(text_backend: TextBacke
 IMAGE = [{"type": "image", "source": {"type": "url", "url": "a"}}]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("more", "begin"),
     [
@@ -213,10 +214,9 @@ IMAGE = [{"type": "image", "source": {"type": "url", "url": "a"}}]
     ],
 )
 async def test_what_is_wrong_is_told_in_the_shape_of_this_api(
-    text_backend: TextBackend, more: dict[str, object], begin: str
+    shared_client: httpx2.AsyncClient, more: dict[str, object], begin: str
 ) -> None:
-    async with client_of(text_backend) as client:
-        answer = await client.post("/v1/messages", json=saying("x") | more)
+    answer = await shared_client.post("/v1/messages", json=saying("x") | more)
     assert answer.status_code == 400
     told = answer.json()
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from openai import BadRequestError
+from openai import AsyncOpenAI, BadRequestError
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
@@ -115,6 +115,7 @@ async def test_a_stop_string_is_cut_and_named(text_backend: TextBackend) -> None
     assert shown.choices[0].message.content == "user: hi\nassi"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -141,10 +142,9 @@ async def test_a_stop_string_is_cut_and_named(text_backend: TextBackend) -> None
     ],
 )
 async def test_what_is_wrong_in_a_conversation_is_a_bad_request_with_its_field(
-    text_backend: TextBackend, body: dict[str, object], param: str
+    shared_sdk: AsyncOpenAI, body: dict[str, object], param: str
 ) -> None:
-    async with sdk(text_backend) as client:
-        with pytest.raises(BadRequestError) as refusal:
-            await client.chat.completions.create(model=MODEL, messages=HI, extra_body=body)
+    with pytest.raises(BadRequestError) as refusal:
+        await shared_sdk.chat.completions.create(model=MODEL, messages=HI, extra_body=body)
     assert refusal.value.param == param
     assert refusal.value.type == "invalid_request_error"

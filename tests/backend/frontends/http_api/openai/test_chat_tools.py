@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from openai import BadRequestError
+from openai import AsyncOpenAI, BadRequestError
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
@@ -156,6 +156,7 @@ async def test_a_conversation_with_calls_and_results_is_shown_to_the_template(
     )
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -199,12 +200,11 @@ async def test_a_conversation_with_calls_and_results_is_shown_to_the_template(
     ],
 )
 async def test_what_is_wrong_with_tools_is_a_bad_request_with_its_field(
-    hermes_backend: TextBackend, body: dict[str, object], param: str
+    shared_sdk_of_hermes: AsyncOpenAI, body: dict[str, object], param: str
 ) -> None:
-    async with sdk(hermes_backend) as client:
-        with pytest.raises(BadRequestError) as refusal:
-            await client.chat.completions.create(**saying("x", extra_body=body))
-        again = await client.chat.completions.create(**saying("x"))
+    with pytest.raises(BadRequestError) as refusal:
+        await shared_sdk_of_hermes.chat.completions.create(**saying("x", extra_body=body))
+    again = await shared_sdk_of_hermes.chat.completions.create(**saying("x"))
     assert refusal.value.param == param
     assert again.choices[0].message.content == "x"
 

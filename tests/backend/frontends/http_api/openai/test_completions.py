@@ -130,6 +130,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
     assert floored.choices[0].text == "abca"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -170,11 +171,10 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
     ],
 )
 async def test_what_is_wrong_is_a_bad_request_with_its_field(
-    text_backend: TextBackend, body: dict[str, object], param: str
+    shared_sdk: AsyncOpenAI, body: dict[str, object], param: str
 ) -> None:
-    async with sdk(text_backend) as client:
-        with pytest.raises(BadRequestError) as refusal:
-            await client.completions.create(model=MODEL, prompt="x", extra_body=body)
+    with pytest.raises(BadRequestError) as refusal:
+        await shared_sdk.completions.create(model=MODEL, prompt="x", extra_body=body)
     assert refusal.value.param == param
     assert refusal.value.type == "invalid_request_error"
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from openai import BadRequestError
+from openai import AsyncOpenAI, BadRequestError
 from openai.types.responses import ResponseFunctionToolCall
 
 from enginewire.backend.frontends.text_backend import TextBackend
@@ -135,6 +135,7 @@ async def test_an_answer_that_is_cut_off_in_a_call_is_incomplete(hermes_backend:
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -157,11 +158,10 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     ],
 )
 async def test_what_is_wrong_with_tools_is_a_bad_request_with_its_field(
-    hermes_backend: TextBackend, body: dict[str, object], param: str
+    shared_sdk_of_hermes: AsyncOpenAI, body: dict[str, object], param: str
 ) -> None:
-    async with sdk(hermes_backend) as client:
-        with pytest.raises(BadRequestError) as refusal:
-            await client.responses.create(**saying("x", extra_body=body))
+    with pytest.raises(BadRequestError) as refusal:
+        await shared_sdk_of_hermes.responses.create(**saying("x", extra_body=body))
     assert refusal.value.param == param
 
 

@@ -13,8 +13,7 @@ from openai.types.responses import ResponseOutputMessage
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import with_template
-from tests.backend.frontends.http_api.serving import sdk, serving_http
-from tests.patience import PATIENCE_SECONDS
+from tests.backend.frontends.http_api.serving import sdk
 
 MODEL = "mocker"
 LOGPROBS = "message.output_text.logprobs"
@@ -226,6 +225,7 @@ async def test_a_caller_who_leaves_frees_the_engine(start_backend: StartBackend)
         await serving.until_idle()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -274,15 +274,12 @@ async def test_a_caller_who_leaves_frees_the_engine(start_backend: StartBackend)
     ],
 )
 async def test_what_is_wrong_is_a_bad_request_with_its_field(
-    text_backend: TextBackend, body: dict[str, object], param: str
+    shared_client: httpx2.AsyncClient, body: dict[str, object], param: str
 ) -> None:
-    async with (
-        serving_http(text_backend) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
-    ):
-        answer = await client.post("/v1/responses", json={"model": MODEL, "input": "x"} | body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert (await client.post("/v1/responses", json={"input": "x"})).json()["status"] == "completed"
+    answer = await shared_client.post("/v1/responses", json={"model": MODEL, "input": "x"} | body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    again = await shared_client.post("/v1/responses", json={"input": "x"})
+    assert again.json()["status"] == "completed"
 
 
 async def test_nothing_is_stored(text_backend: TextBackend) -> None:
