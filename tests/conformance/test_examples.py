@@ -9,11 +9,13 @@ from pathlib import Path
 import yaml
 
 from enginewire.conformance import options
+from tests.long import long
 from tests.repository import ROOT
 
 EXAMPLES = ROOT / "examples" / "ci"
 
 
+@long
 async def test_the_example_of_a_test_passes() -> None:
     spec = importlib.util.spec_from_file_location("example", EXAMPLES / "test_conformance.py")
     assert spec is not None

@@ -14,6 +14,7 @@ from tests.backend.our_processes import run
 from tests.certificates import Authority
 from tests.deploy.test_upgrade import MOCKER, backend, callers, has_answered, load_when
 from tests.end_to_end.chaos.stage import EngineSlot, engines
+from tests.long import long
 
 
 def write(path: Path, slots: Sequence[EngineSlot]) -> None:
@@ -25,6 +26,7 @@ def is_idle(load: pb.Load) -> bool:
     return not load.running + load.waiting
 
 
+@long
 async def test_no_request_is_lost_or_sent_twice_while_the_list_changes(folder: Path) -> None:
     path = folder / "engines.txt"
     async with engines(folder, 3, MOCKER) as (first, second, third):

@@ -8,6 +8,7 @@ from enginewire import v1 as pb
 from tests.backend.asking import ask, hear
 from tests.end_to_end.chaos.stage import engines, replaying
 from tests.end_to_end.chaos.test_demo import DEMO, tokenizer_of
+from tests.long import long
 
 NUM_CONVERSATIONS = 4
 NUM_TURNS = 3
@@ -17,6 +18,7 @@ def cached_tokens(usage: pb.CompletionUsage) -> int:
     return usage.prompt_tokens_details.cached_tokens
 
 
+@long
 async def test_every_conversation_stays_where_its_prompt_is_cached(folder: Path) -> None:
     async with engines(folder, 2, DEMO) as slots:
         targets = [slot.target for slot in slots]

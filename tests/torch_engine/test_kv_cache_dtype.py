@@ -8,6 +8,7 @@ import transformers
 
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.long import long_but
 from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.tiny import CoreUnderTest, greedy
@@ -75,7 +76,7 @@ class RoundingCache(transformers.DynamicCache):
 
 @pytest.mark.parametrize("compile_kernels", [True, False])
 @pytest.mark.parametrize("name", ROUNDINGS)
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", long_but(["mistral"], ["llama", "mistral"]))
 def test_a_crowd_gets_the_tokens_of_transformers_over_rounded_keys(
     family, name, compile_kernels, load, oracle
 ):

@@ -63,7 +63,7 @@ MOCKER = DemoOptions(model="mocker", engine="mocker")
     ("options", "place", "command"),
     [
         pytest.param(DemoOptions(), sys.prefix, "bin/enginewire", marks=long),
-        (MOCKER, sys.prefix, "bin/enginewire"),
+        pytest.param(MOCKER, sys.prefix, "bin/enginewire", marks=long),
         pytest.param(MOCKER, "/", f"{sys.prefix}/bin/enginewire".lstrip("/"), marks=long),
         (MOCKER, ".", "enginewire"),
     ],

@@ -23,6 +23,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
+from tests.long import long, long_but
 
 
 class Large(Reference):
@@ -84,7 +85,7 @@ class Rounds(Reference):
         ]
 
 
-@pytest.mark.parametrize("server", [OneSequence, Rounds])
+@pytest.mark.parametrize("server", long_but([Rounds], [OneSequence, Rounds]))
 async def test_a_correct_server_has_no_findings_under_other_options(server: type[Reference]) -> None:
     assert (await findings_of(server(), 24))[0] == []
 
@@ -107,7 +108,10 @@ class WhoLeavesVisibleStopsKeepsABlock(Reference):
 
 @pytest.mark.parametrize(
     ("server", "identifier"),
-    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesLogprobsIsNotCounted, "INF-13")],
+    [
+        (WhoLeavesVisibleStopsKeepsABlock, "CON-07"),
+        pytest.param(WhoLeavesLogprobsIsNotCounted, "INF-13", marks=long),
+    ],
 )
 async def test_what_is_wrong_when_a_caller_leaves_is_found(server: type[Reference], identifier: str) -> None:
     found, _ = await findings_of(server(), 64)
@@ -124,12 +128,14 @@ class FailsWhoLeaves(Reference):
             super().abort(job)
 
 
+@long
 async def test_a_failure_of_who_was_left_is_found() -> None:
     found, _ = await findings_of(FailsWhoLeaves(), 32)
     assert {finding.id for finding in found} == {"INF-09"}
     assert "a valid request failed" in str(found[0].violation)
 
 
+@long
 async def test_rows_that_others_change_are_found() -> None:
     found, _ = await findings_of(RowsArePenalisedBesideOthers(), 32)
     assert {finding.id for finding in found} == {"LOG-11"}

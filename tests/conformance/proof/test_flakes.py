@@ -37,6 +37,7 @@ def test_what_is_unexpected_is_shown_with_its_evidence(monkeypatch: pytest.Monke
     assert any("expected: 1" in line for line in server.evidence["LIM-01"])
 
 
+@long
 def test_a_run_without_flakes_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["self-test", "--flakes", "1", "--workers", "1", "--busy", "1", "--run", "STR-01,CLI-01"]
     assert main(asked) == ExitCode.CONFORMANT

@@ -20,6 +20,7 @@ from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.session.session import Unreachable
+from tests.long import long
 
 
 async def test_a_mutant_is_killed_by_its_check_and_no_other() -> None:
@@ -27,6 +28,7 @@ async def test_a_mutant_is_killed_by_its_check_and_no_other() -> None:
     assert (done.is_exact, done.failed) == (True, ("LIM-01",))
 
 
+@long
 async def test_a_mutant_that_nothing_notices_is_alive() -> None:
     done = await kill(Mutant("not_broken", ("LIM-01",), Reference), quick=True)
     assert (done.is_killed, done.failed) == (False, ())

@@ -32,7 +32,7 @@ def request() -> pb.PreprocessedRequest:
 
 
 @pytest.mark.parametrize("by_reset", long_but([False], [False, True]), ids=["goodbye", "reset"])
-@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+@pytest.mark.parametrize("multiplexed", long_but([True], [True, False]), ids=["multiplexed", "generate"])
 async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool, by_reset: bool) -> None:
     vocabulary = Vocabulary(Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode()))
     async with (

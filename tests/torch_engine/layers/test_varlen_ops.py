@@ -12,6 +12,7 @@ import torch
 from enginewire.torch_engine.layers import varlen_ops as module
 from enginewire.torch_engine.layers.varlen_ops import VarlenOps, find_kernel, try_kernel, varlen_ops
 from enginewire.torch_engine.loading import kernel_choice
+from tests.long import long_but
 from tests.torch_engine.layers.varlen_emulation import varlen_attn
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.tiny import FAMILIES, CoreUnderTest, greedy
@@ -34,7 +35,7 @@ def test_the_emulation_takes_what_torch_takes():
         assert (known[name].kind, known[name].default) == (parameter.kind, parameter.default)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(["mistral", "qwen3"], FAMILIES))
 def test_mixed_batches_and_late_arrivals_equal_transformers(family, load_varlen, expected):
     engine = load_varlen(family, max_num_batched_tokens=9, max_num_seqs=5, block_size=4)
     assert engine.core._runner.model.reading == "varlen"

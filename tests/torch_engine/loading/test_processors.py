@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from enginewire.torch_engine.loading.processors import VARIABLES, limit_kernel_caches, num_cores
+from tests.long import long
 
 
 def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
@@ -55,6 +56,7 @@ def test_the_limits_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> 
     assert [os.environ[variable] for variable in VARIABLES] == ["7", "256"]
 
 
+@long
 def test_kernels_for_new_numbers_of_rows_replace_those_for_old_ones() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     run = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, check=True)

@@ -98,7 +98,7 @@ def test_a_request_alone_equals_peft(family, kind, load_with, wanted):
 
 
 @pytest.mark.parametrize("compile_kernels", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(["llama", "qwen3"], FAMILIES))
 def test_a_mixed_batch_equals_peft(family, compile_kernels, load_with, wanted):
     engine = load_with(family, compile_kernels=compile_kernels)
     for kind, prompt, tokens in run_mixed(engine, (2, 15, 33, 17, 50), 14):

@@ -14,6 +14,7 @@ from enginewire.torch_engine.layers.varlen_ops import VarlenOps
 from enginewire.torch_engine.loading import graphs as recorded_graphs, kernel_choice
 from enginewire.torch_engine.options import SpeculativeConfig
 from enginewire.torch_engine.runner.decode_graphs import Compute, graph_sizes
+from tests.long import long_but
 from tests.torch_engine.drafting.drafters import KINDS, draft_with
 from tests.torch_engine.layers.varlen_emulation import varlen_attn
 from tests.torch_engine.models.test_exactness import prompts
@@ -70,7 +71,7 @@ def drafts(num_tokens: int) -> SpeculativeConfig:
     return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_min=1, prompt_lookup_max=2)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", long_but(["mistral"], ["llama", "mistral"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_replayed_as_rows_of_their_own_and_equal_transformers(
     family, kind, load, recorder, expected

@@ -15,6 +15,7 @@ from enginewire.torch_engine.loading import graphs as recorded_graphs, kernel_ch
 from enginewire.torch_engine.runner import fixed_shape
 from enginewire.torch_engine.runner.decode_graphs import Compute
 from enginewire.torch_engine.runner.fixed_shape import FIXED_ROWS, FixedShape
+from tests.long import long_but
 from tests.torch_engine.layers.varlen_emulation import varlen_attn
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.runner.test_decode_graphs import FakeRecorder
@@ -44,7 +45,7 @@ def scored(prompt: list[int], max_tokens: int) -> pb.PreprocessedRequest:
     return request
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", long_but(["mistral"], ["llama", "mistral", "qwen3"]))
 def test_everything_goes_through_one_shape_and_equals_transformers(family, invariant, recorder, expected):
     engine = invariant(family, block_size=4, max_num_batched_tokens=100)
     contexts = [engine.add(greedy(prompt, 9)) for prompt in LONG]

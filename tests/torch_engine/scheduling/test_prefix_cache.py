@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.server.failures import StepFailed
 from enginewire.torch_engine.requests.cache_chain import chain_root
 from enginewire.torch_engine.scheduling.prefix_cache import public_hash
+from tests.long import long_but
 from tests.torch_engine.scheduling.replica import Replica
 from tests.torch_engine.tiny import FAMILIES, VOCAB, CoreUnderTest, greedy
 
@@ -34,7 +35,7 @@ def engine(load):
     return load("llama", block_size=SIZE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(["llama", "mistral"], FAMILIES))
 @pytest.mark.parametrize("tokens_per_step", [None, 9])
 def test_output_with_hits_equals_transformers(family, tokens_per_step, load, expected):
     engine = load(family, block_size=SIZE, max_num_batched_tokens=tokens_per_step)
@@ -46,7 +47,7 @@ def test_output_with_hits_equals_transformers(family, tokens_per_step, load, exp
         assert cached(answer) == (length - 1) // SIZE * SIZE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(["llama", "mistral"], FAMILIES))
 def test_shared_prefixes_under_pressure_equal_transformers(family, load, expected):
     engine = load(family, num_kv_blocks=24, block_size=SIZE, max_model_len=80, max_num_batched_tokens=11)
     prompts = [prompt(21)[: 21 - 3 * i] + prompt(6 * i, seed=i) for i in range(5)] * 2

@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from enginewire.backend.__main__ import missing_packages
 from enginewire.server.demo_model import questions
+from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 
 FAQ = questions()
@@ -44,6 +45,7 @@ def address_in(log: Path, backend: subprocess.Popen[bytes]) -> str:
     raise AssertionError(log.read_text())
 
 
+@long
 def test_the_demo_model_answers_through_the_sdk_and_sigterm_ends_it(
     process: tuple[subprocess.Popen[bytes], str],
 ) -> None:

@@ -121,7 +121,7 @@ def test_servers_say_the_same_each_time_and_to_the_end() -> None:
     ("server", "condition", "expected"),
     [
         (Counted, "resumed", Standing.LIVE),
-        (Reference, "resumed", Standing.NOT_SEEN),
+        pytest.param(Reference, "resumed", Standing.NOT_SEEN, marks=long),
     ],
 )
 def test_a_pair_is_a_mutant_of_its_own_when_the_workload_shows_it(
@@ -140,6 +140,7 @@ def test_a_condition_that_the_bug_has_anyway_makes_no_mutant() -> None:
     assert standing(pair) is Standing.SAME_AS_FIRST
 
 
+@long
 def test_a_bug_that_shows_without_its_condition_makes_no_mutant() -> None:
     class Shows(Counted):
         def __init__(self) -> None:

@@ -11,6 +11,7 @@ from enginewire.server.failures import InvalidRequest
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.long import long_but
 from tests.torch_engine.lora.folders import ATTENTION, make_adapter, peft_greedy, read_adapter
 from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
@@ -40,7 +41,7 @@ def load(base: Path) -> CoreUnderTest:
     return CoreUnderTest(load_engine(options, lambda phase, done: None))
 
 
-@pytest.mark.parametrize("model_type", TARGETS)
+@pytest.mark.parametrize("model_type", long_but(["deepseek_v3", "gemma2", "phi3"], TARGETS))
 def test_a_mixed_batch_equals_peft(model_type, tmp_path):
     base = build(model_type, tmp_path / "base")
     engine, oracles = load(base), {}
