@@ -54,13 +54,7 @@ def run_all(engine: CoreUnderTest, requests: list[pb.PreprocessedRequest]) -> li
 
 
 @pytest.mark.parametrize(
-    ("seed", "family"),
-    [
-        (1, "llama"),
-        (2, "mistral"),
-        pytest.param(3, "qwen2", marks=long),
-        pytest.param(4, "llama", marks=long),
-    ],
+    ("seed", "family"), [(1, "llama"), (2, "mistral"), (3, "qwen2"), pytest.param(4, "llama", marks=long)]
 )
 def test_drawn_requests_get_the_same_whatever_is_drafted(seed, family, load):
     random = Random(seed)
