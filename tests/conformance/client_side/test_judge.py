@@ -24,13 +24,7 @@ async def test_the_reference_backend_passes_everything() -> None:
     assert report.exit_code() is ExitCode.CONFORMANT
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "client/leaks_the_beginning_of_a_stop",
-        pytest.param("client/resume_names_a_stale_life", marks=long),
-    ],
-)
+@pytest.mark.parametrize("name", ["client/leaks_the_beginning_of_a_stop", "client/resume_names_a_stale_life"])
 async def test_a_broken_backend_fails_exactly_its_checks(name: str) -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == name)
     done = await kill(mutant)

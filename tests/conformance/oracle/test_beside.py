@@ -23,7 +23,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
-from tests.long import long, long_but
+from tests.long import long_but
 
 
 class Large(Reference):
@@ -108,10 +108,7 @@ class WhoLeavesVisibleStopsKeepsABlock(Reference):
 
 @pytest.mark.parametrize(
     ("server", "identifier"),
-    [
-        (WhoLeavesVisibleStopsKeepsABlock, "CON-07"),
-        pytest.param(WhoLeavesLogprobsIsNotCounted, "INF-13", marks=long),
-    ],
+    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesLogprobsIsNotCounted, "INF-13")],
 )
 async def test_what_is_wrong_when_a_caller_leaves_is_found(server: type[Reference], identifier: str) -> None:
     found, _ = await findings_of(server(), 64)
@@ -128,14 +125,12 @@ class FailsWhoLeaves(Reference):
             super().abort(job)
 
 
-@long
 async def test_a_failure_of_who_was_left_is_found() -> None:
     found, _ = await findings_of(FailsWhoLeaves(), 32)
     assert {finding.id for finding in found} == {"INF-09"}
     assert "a valid request failed" in str(found[0].violation)
 
 
-@long
 async def test_rows_that_others_change_are_found() -> None:
     found, _ = await findings_of(RowsArePenalisedBesideOthers(), 32)
     assert {finding.id for finding in found} == {"LOG-11"}

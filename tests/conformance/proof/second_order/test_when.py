@@ -10,6 +10,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.options.limits import OneTooMany
+from enginewire.conformance.proof.second_order import draw
 from enginewire.conformance.proof.second_order.conditions import CONDITIONS, Gathering
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, pairs, standing
 from enginewire.conformance.proof.second_order.probe import transcript
@@ -148,6 +149,27 @@ def test_a_bug_that_shows_without_its_condition_makes_no_mutant() -> None:
             self.config.model = "another"
 
     assert standing(Pair(Mutant("shows", ("USE-01",), Shows), NAMED["resumed"])) is Standing.ALWAYS
+
+
+@pytest.mark.parametrize(
+    ("always", "at_rest", "held", "at_times", "expected"),
+    [
+        ("right", "right", "resumed", "right", Standing.NOT_SEEN),
+        ("wrong", "wrong", "resumed", "wrong", Standing.ALWAYS),
+        ("wrong", "right", "sampled", "wrong", Standing.NEVER),
+        ("wrong", "right", "resumed", "right", Standing.SAME_AS_CORRECT),
+        ("wrong", "right", "resumed", "wrong", Standing.SAME_AS_FIRST),
+        ("wrong", "right", "resumed", "wrong at times", Standing.LIVE),
+    ],
+)
+def test_what_servers_say_decides_where_a_pair_stands(
+    monkeypatch: pytest.MonkeyPatch, always: str, at_rest: str, held: str, at_times: str, expected: Standing
+) -> None:
+    monkeypatch.setattr(draw, "_correct", lambda in_runs: "right")
+    monkeypatch.setattr(draw, "_always", lambda first, in_runs: always)
+    monkeypatch.setattr(draw, "_at_rest", lambda first, in_runs: (at_rest, {held}))
+    monkeypatch.setattr(draw, "_said", lambda make, *known: at_times)
+    assert standing(Pair(FIRST, NAMED["resumed"])) is expected
 
 
 def test_pairs_are_drawn_in_an_order_that_the_seed_says() -> None:
