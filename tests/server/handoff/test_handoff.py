@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from enginewire import v1 as pb
 from enginewire.server.failures import HandoffInvalid, KvExhausted, QueueFull
@@ -113,6 +113,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*Header.__annotations__, "other"]), json_values) | json_values)
+@example(dict.fromkeys(Header.__annotations__, 0))
 def test_a_header_is_read_as_it_was_written_or_malformed(fields):
     data = PREFIX.pack(b"EWKV0001", 0) + json.dumps(fields).encode()
     try:
