@@ -20,5 +20,8 @@ def long_but(short: Iterable[object], values: Iterable[object]) -> list[object]:
 
 
 def examples(most: int) -> int:
-    """How many of the examples that `make test-long` draws are drawn with this profile of hypothesis."""
+    """How many of the examples that `make test-long` draws are drawn with this profile of hypothesis.
+
+    Not for quick state machines: each run leaves out some rules, and a few runs may leave out the same.
+    """
     return most * settings.default.max_examples // USUAL_EXAMPLES

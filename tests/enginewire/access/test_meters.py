@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from enginewire.access.allowance import Allowance
 from enginewire.access.caller import NOBODY, Party
 from enginewire.access.meters import NOTHING, Meters, Need, OverLimit, Ticket
-from tests.long import examples
 
 LIMITS = Allowance(max_parallel_requests=6, max_parallel_tokens=100, rpm_limit=12, tpm_limit=60)
 PARTIES = [Party("a", "a", LIMITS), Party("b", "b", LIMITS)]
@@ -98,7 +97,7 @@ class Usages(RuleBasedStateMachine):
             assert abs(rates["tokens"].remaining - max(0, math.floor(model.tpm))) <= 1
 
 
-Usages.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
+Usages.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestUsages = Usages.TestCase
 
 

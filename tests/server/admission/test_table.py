@@ -27,7 +27,6 @@ from enginewire.server.failures import (
     QueueFull,
     StepFailed,
 )
-from tests.long import examples
 from tests.server.serving import ask
 
 LIMITS = QueueLimits(requests=2, tokens=40)
@@ -350,7 +349,7 @@ class LiveRequests(RuleBasedStateMachine):
         assert self.runner.run(self.table.is_idle()) == (not self.live)
 
 
-LiveRequests.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
+LiveRequests.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestLiveRequests = LiveRequests.TestCase
 
 

@@ -263,5 +263,5 @@ class Slots(RuleBasedStateMachine):
             assert share.expected == pytest.approx(0, abs=1e-6)
 
 
-Slots.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
+Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSlots = Slots.TestCase

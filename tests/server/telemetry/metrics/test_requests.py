@@ -18,7 +18,6 @@ from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, EngineDead, EngineError, StepFailed
 from enginewire.server.telemetry.metrics.requests import RequestMetrics
-from tests.long import examples
 from tests.server.admission.test_table import CONFIG, Log, ManualEngine
 from tests.server.serving import ask
 
@@ -299,7 +298,7 @@ class AnyLife(RuleBasedStateMachine):
         assert self.engine.metrics.num_live == len(self.live) == self.table.live_count
 
 
-AnyLife.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30)
+AnyLife.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestAnyLife = AnyLife.TestCase
 
 
