@@ -111,10 +111,12 @@ void decode(T *out, const T *heads, const C *keys, const C *values, const int32_
             const T *from = heads + (row * (num_heads + 2 * num_kv) + kv * shared) * dim;
             for (int64_t i = 0; i < mine * dim; ++i) query[i] = wide(from[i]) * scale;
             scores.resize(mine * length);
-            // Every query head of this part with where its key head begins in a token, and its own row of scores.
-            const auto each_head = [&](auto use) {
-                for (int64_t h = 0, offset = kv * dim; h < mine; offset += dim)
-                    for (const int64_t next = h + shared; h < next; ++h) use(h * dim, offset, &scores[h * length]);
+            // Every query head of this part with its key head in what was read, and its own row of scores. An
+            // argument, not a capture: what a lambda captures GCC reads again for every head.
+            const auto each_head = [&](const auto *near, auto use) {
+                near += kv * dim;
+                for (int64_t h = 0; h < mine; near += dim)
+                    for (const int64_t next = h + shared; h < next; ++h) use(near, h * dim, &scores[h * length]);
             };
             // This part of some tokens, `width` apart. Steps become floats, once for all heads that share them.
             const auto read = [&](const C *from, int64_t count) {
@@ -131,13 +133,13 @@ void decode(T *out, const T *heads, const C *keys, const C *values, const int32_
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, key += 4 * stride) {
                     fetch(key + ahead + kv * size, 4, (last - kv) * size, stride);
-                    each_head([&, near = read(key, 4)](int64_t at, int64_t offset, float *score) {
-                        dot_four<DIM>(score + t, &query[at], near + offset, width, dim);
+                    each_head(read(key, 4), [&](const auto *near, int64_t at, float *score) {
+                        dot_four<DIM>(score + t, &query[at], near, width, dim);
                     });
                 }
                 for (; t < end; ++t, key += stride)
-                    each_head([&, near = read(key, 1)](int64_t at, int64_t offset, float *score) {
-                        score[t] = dot<DIM>(&query[at], near + offset, dim);
+                    each_head(read(key, 1), [&](const auto *near, int64_t at, float *score) {
+                        score[t] = dot<DIM>(&query[at], near, dim);
                     });
             });
             for (int64_t h = 0; h < mine; ++h) totals[h] = exponentials(&scores[h * length], length);
@@ -146,13 +148,13 @@ void decode(T *out, const T *heads, const C *keys, const C *values, const int32_
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, value += 4 * stride) {
                     fetch(value + ahead + kv * size, 4, (last - kv) * size, stride);
-                    each_head([&, near = read(value, 4)](int64_t at, int64_t offset, const float *share) {
-                        add_four<DIM>(&sums[at], share + t, near + offset, width, dim);
+                    each_head(read(value, 4), [&](const auto *near, int64_t at, const float *share) {
+                        add_four<DIM>(&sums[at], share + t, near, width, dim);
                     });
                 }
                 for (; t < end; ++t, value += stride)
-                    each_head([&, near = read(value, 1)](int64_t at, int64_t offset, const float *share) {
-                        add_one<DIM>(&sums[at], share[t], near + offset, dim);
+                    each_head(read(value, 1), [&](const auto *near, int64_t at, const float *share) {
+                        add_one<DIM>(&sums[at], share[t], near, dim);
                     });
             });
             T *to = out + (row * num_heads + kv * shared) * dim;
