@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 from enginewire import v1 as pb
@@ -10,9 +9,6 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
-
-TOGETHER_SECONDS = 0.1
-"""In which another caller comes."""
 
 
 @mutant("cleanup_twice_fails", kills=("CLN-01", "CLN-07/impatient"))
@@ -117,18 +113,6 @@ class CleanupCutsADrainShort(Reference):
         if self.state == pb.ENGINE_STATE_DRAINING and len(self.live) == 1:
             self.abort_all()
         return await super().cleanup(request)
-
-
-@mutant("cleanup_together_is_new_for_both", kills="CLN-01/together")
-class CleanupTogetherIsNewForBoth(Reference):
-    is_clean = False
-
-    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
-        was_clean = self.is_clean
-        await super().cleanup(request)
-        await asyncio.sleep(TOGETHER_SECONDS)
-        self.is_clean = True
-        return pb.CleanupResponse(already_clean=was_clean)
 
 
 @mutant("cleanup_beside_one_that_waits_is_new", kills="CLN-01/together")
