@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from google.protobuf.duration_pb2 import Duration
-
 from enginewire import v1 as pb
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
@@ -115,7 +113,7 @@ class Multiplexed:
         self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
         submit = pb.Submit(handle=number, generate=request)
         if timeout is not None:
-            submit.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9) % 10**9, seconds=int(timeout)))
+            submit.timeout.FromNanoseconds(round(timeout * 1e9))
         return submit
 
     def send(self, *submits: pb.Submit, abort: tuple[int, ...] = ()) -> None:

@@ -19,6 +19,7 @@ from enginewire.conformance.oracle.repetition import counts, only, repetition
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -28,7 +29,6 @@ TOKENS: Final = 16
 MANY: Final = 600
 """More than tables that are made in parts have in one."""
 ALTERNATIVES: Final = 4
-USUAL_MOST: Final = 20
 LONG: Final = 600
 """Tokens of a prompt, which an engine may compute in parts."""
 PROMPT: Final = 12
@@ -203,7 +203,7 @@ async def nothing_unasked(ctx: Context) -> None:
 @check("LOG-09", needs=NEEDS)
 async def too_many_are_refused(ctx: Context) -> None:
     """One more than there may be."""
-    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else USUAL_MOST
+    most = most_alternatives(ctx.config)
     await ctx.rejects({"logprobs": most + 1}, good=ctx.request(logprobs=most))
 
 

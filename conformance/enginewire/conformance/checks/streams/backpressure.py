@@ -18,7 +18,7 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.session.sizes import most_choices
+from enginewire.conformance.session.sizes import most_alternatives, most_choices
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -122,8 +122,7 @@ def _ending(tokens: Sequence[int]) -> int | None:
 
 def _wordy(ctx: Context) -> dict[str, Value]:
     """What makes outputs large, so that a few of them fill every buffer."""
-    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else ALTERNATIVES
-    wanted = min(most, ALTERNATIVES, ctx.config.vocab_size)
+    wanted = min(most_alternatives(ctx.config), ALTERNATIVES, ctx.config.vocab_size)
     return {"logprobs": wanted} if ctx.capabilities.logprobs else {}
 
 

@@ -15,6 +15,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimited, text_fields, varint
 from enginewire.conformance.session.invalid_requests import invalid_requests, send
+from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.stream import Stream
@@ -228,7 +229,7 @@ def _largest(ctx: Context) -> list[pb.GenerateRequest]:
     tokens = ctx.tokens(max(ctx.bounds.tokens_in(ctx.bounds.reaction), 16))
     wanted = [ctx.request(max_tokens=tokens, stream_interval=tokens)]
     if ctx.capabilities.logprobs:
-        most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else 20
+        most = most_alternatives(ctx.config)
         wanted.append(ctx.request(max_tokens=tokens, stream_interval=tokens, logprobs=most))
     if ctx.capabilities.prompt_logprobs:
         most = ctx.limits.max_prompt_logprobs if ctx.limits.HasField("max_prompt_logprobs") else 20

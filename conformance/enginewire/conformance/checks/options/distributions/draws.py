@@ -11,6 +11,7 @@ from enginewire.conformance.checks.options.distributions.position import Positio
 from enginewire.conformance.checks.options.distributions.rows import rows_of
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.sizes import most_alternatives
 
 CHOICES: Final = 3
 USUAL_MOST: Final = 20
@@ -19,8 +20,7 @@ USUAL_IDS: Final = 256
 
 def alternatives(ctx: Context) -> int:
     """How many alternatives a row can have here."""
-    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else USUAL_MOST
-    return min(most, USUAL_MOST, ctx.config.vocab_size)
+    return min(most_alternatives(ctx.config), USUAL_MOST, ctx.config.vocab_size)
 
 
 def tellable(ctx: Context) -> list[int]:
