@@ -52,12 +52,12 @@ async def handles_are_aborted(ctx: Context) -> None:
     Those of another stream as well, where the same handles are live.
     """
     async with open_stream(ctx) as stream, open_stream(ctx) as other:
-        for number in range(2):
+        for number in range(3):
             other.submit(number, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
-        await other.until(lambda: all(other.handle(number).is_answered for number in range(2)))
+        await other.until(lambda: all(other.handle(number).is_answered for number in range(3)))
         await _are_aborted(ctx, stream)
-        await other.until_ended(0, 1)
-        for number in range(2):
+        await other.until_ended(*range(3))
+        for number in range(3):
             _require_whole(other.handle(number), "an abort touched a handle of another stream")
 
 
