@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -67,6 +68,18 @@ async def queueing(make: type[Reference], timeout: float = 0, time_scale: float 
 
 async def test_a_request_is_seen_to_wait_while_the_slots_are_taken() -> None:
     assert (await queueing(Roomy)).status is Status.PASS
+
+
+async def test_slots_are_full_when_nobody_else_holds_one_any_more() -> None:
+    async def look(ctx: Context) -> None:
+        left = await ctx.start(ctx.long_request()).first_token()
+        asyncio.get_running_loop().call_later(0.2, left.cancel)
+        async with saturated(ctx):
+            load = await ctx.client.load()
+            expect(load.waiting == 0, "one of those who are to hold the slots waits", seen=load.waiting)
+
+    report = await judged(Roomy, [made_up("STR-01", look)])
+    assert next(outcome for outcome in report.outcomes if outcome.key == "STR-01").status is Status.PASS
 
 
 async def test_all_ranks_are_filled_before_a_request_is_expected_to_wait() -> None:
