@@ -39,7 +39,7 @@ README: Ways = {
     "make test": Way(shows=r"\d+ passed", environment=""),
     "enginewire chat": Way(typed="What does Drain do?\n", shows="Drain stops new work"),
     "enginewire serve": Way(shows="http://127.0.0.1:8000", stays=True),
-    "enginewire engine": Way(shows="listening|serving", stays=True),
+    "enginewire engine": Way(shows="ready:", stays=True),
     'enginewire backend generate --prompt "What does Drain do?"': Way(2),
     "enginewire backend serve --http-port 8000": Way(2, shows="listening on http", stays=True),
     "curl": Way(3, shows=r'"content": ?"[^"]+'),
@@ -48,13 +48,13 @@ README: Ways = {
     "enginewire backend serve --port 50052": Way(2, shows="listening on", stays=True),
     "enginewire backend serve --smg-port 50053": Way(2, shows="listening on", stays=True),
     "enginewire dynamo": "it needs Dynamo: make dynamo-test",
-    "enginewire engine --metrics-port 9090": Way(shows="listening|serving", stays=True),
+    "enginewire engine --metrics-port 9090": Way(shows="ready:", stays=True),
     "python examples/minimal-python/engine.py 127.0.0.1:50051": Way(stays=True, opens="127.0.0.1:50051"),
     "enginewire-conformance --target 127.0.0.1:50051 --level 1": Way(3, shows=r"\d+ PASS"),
     "enginewire-conformance --explain STR-02": Way(3, shows="STR-02"),
     "enginewire new-engine my-engine": Way(3, is_in_clone=False),
     "python examples/bare-python/engine.py unix:/tmp/raw.sock": Way(3, stays=True, opens="/tmp/raw.sock"),
-    "enginewire engine --upstream unix:/tmp/raw.sock": Way(shows="listening|serving", stays=True),
+    "enginewire engine --upstream unix:/tmp/raw.sock": Way(shows="ready:", stays=True),
     "pip install .": MINE,
     "pip install '.[server]'": MINE,
     "pip install '.[engine]'": MINE,
@@ -129,10 +129,10 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/disaggregation.md": {
         "enginewire engine builtin:demo --role prefill --uds /tmp/prefill.sock": Way(
-            shows="listening|serving", stays=True
+            shows="ready:", stays=True
         ),
         "enginewire engine builtin:demo --role decode --uds /tmp/decode.sock": Way(
-            2, shows="listening|serving", stays=True
+            2, shows="ready:", stays=True
         ),
         'enginewire-backend generate "What is Enginewire?" --target unix:/tmp/decode.sock --prefill-target unix:/tmp/prefill.sock': Way(
             3, shows="Enginewire is the wire"
@@ -271,7 +271,7 @@ PAGES: Mapping[str, Ways] = {
         "./my-engine unix:/tmp/raw.sock": READER,
         "enginewire engine --upstream unix:/tmp/raw.sock --uds /tmp/engine.sock": Way(
             2,
-            shows="listening|serving",
+            shows="ready:",
             stays=True,
             behind=("python examples/bare-python/engine.py unix:/tmp/raw.sock",),
         ),

@@ -155,8 +155,8 @@ async def _seen_to_wait(
 async def _filled(ctx: Context, streams: list[Stream], started: float) -> None:
     """Wait until all slots are taken and nobody waits, or until it is clear that they do not stay so.
 
-    While one of them waits beside full slots, somebody holds a slot who was cancelled and has not gone yet. They
-    do not stay taken when the first requests must have ended by now, and no more of them are seen to live.
+    While one of them waits beside full slots, somebody holds a slot who was cancelled and has not gone yet.
+    Slots do not stay taken when the first requests must have ended by now, and no more are seen to live.
     """
     long = streams[0].request.request.stop_conditions.max_tokens
     end = started + long * ctx.bounds.least_itl

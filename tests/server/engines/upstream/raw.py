@@ -103,6 +103,18 @@ class Odd(BareEngine):
                 self.cancelled.append(generate.request_id)
 
 
+class Ending(Odd):
+    """Is asked who it is when it ends, and answers once it was started again."""
+
+    is_over = True
+
+    async def GetEngineInfo(self, request, call):
+        if self.is_over:
+            self.is_over = False
+            await call.abort(grpc.StatusCode.CANCELLED, "as a server says that lets nobody finish")
+        return await super().GetEngineInfo(request, call)
+
+
 class RawServer:
     """A bare engine on a socket of a folder."""
 

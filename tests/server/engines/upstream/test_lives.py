@@ -16,7 +16,7 @@ from enginewire.server.engines.upstream.connection import Connection
 from enginewire.server.server import EngineServer
 from tests.patience import PATIENCE_SECONDS
 from tests.server.engines.upstream.conftest import Front
-from tests.server.engines.upstream.raw import Odd, RawServer
+from tests.server.engines.upstream.raw import Ending, Odd, RawServer
 from tests.server.serving import Serving, ask, run_until_ready, until_true
 
 LONG = 4000
@@ -129,6 +129,11 @@ async def test_the_server_waits_until_the_engine_is_there(raw: RawServer, server
     await serving.close()
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_the_server_waits_for_an_engine_that_is_started_again(raw: RawServer, front: Front):
+    await raw.start(Ending())
+    assert (await (await front()).generate(ask())).usage() == (5, 8)
 
 
 async def fails_to_start(server: EngineServer, caplog: pytest.LogCaptureFixture, *words: str) -> None:

@@ -22,8 +22,10 @@ from enginewire.server.engines.upstream.failure import shown
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 5.0
-STILL_COMING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-"""An engine that is not there yet, or still loads its model."""
+STILL_COMING: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+"""An engine that is not there yet, still loads its model, or ends just now and may be started again."""
 
 
 class Connection:
