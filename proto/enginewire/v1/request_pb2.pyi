@@ -121,7 +121,7 @@ class PreprocessedRequest(_message.Message):
     """When the caller sent the request, in milliseconds since the Unix epoch. Informative only."""
     is_probe: _builtins.bool
     """A health probe: only token_ids is needed, runs through the real scheduler on any role, leaves no
-    KV cache entries, events or usage behind.
+    KV cache entries or KV events behind and is charged to nobody.
     """
     cache_salt: _builtins.str
     """Tenant salt: KV cache entries are shared only between requests of equal salt. Empty = the shared space."""
