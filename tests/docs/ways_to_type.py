@@ -118,9 +118,7 @@ PAGES: Mapping[str, Ways] = {
         "enginewire-conformance": READER,
         "enginewire-conformance --launch 'python -m enginewire.conformance.reference unix:{socket}'": MINUTES,
         "enginewire-conformance --launch 'python -m enginewire.conformance.mutants one_too_many unix:{socket}'": MINUTES,
-        "enginewire-conformance --target 127.0.0.1:50051 --level 1": Way(
-            3, behind=("python examples/minimal-python/engine.py 127.0.0.1:50051",)
-        ),
+        "enginewire-conformance --target 127.0.0.1:50051 --level 1": "README has it",
         "enginewire-conformance --target unix:/tmp/raw.sock --profile bare": Way(
             2, behind=("python examples/bare-python/engine.py unix:/tmp/raw.sock",)
         ),
