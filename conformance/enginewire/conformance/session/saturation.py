@@ -81,10 +81,13 @@ async def queued(
     *,
     client: Client | None = None,
     timeout: float = 0,
+    is_multiplexed: bool = False,
 ) -> Stream:
     """A request that waits, seen in the load, while the slots are taken: a long one if none is given."""
     before = (await ctx.client.load()).waiting
-    stream = ctx.start(request or ctx.long_request(), client=client, timeout=timeout)
+    stream = ctx.start(
+        request or ctx.long_request(), client=client, timeout=timeout, is_multiplexed=is_multiplexed
+    )
     try:
         await _seen_to_wait(ctx, running, stream, before, timeout)
     except NotApplicable:

@@ -1,4 +1,4 @@
-"""CON-08 and CON-09: who of those that wait starts first."""
+"""CON-08 to CON-10: who of those that wait starts first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginewire.conformance.running.registry import WHOLE, Phase, check
 from enginewire.conformance.session import company
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value, change
-from enginewire.conformance.session.saturation import KINDS, saturated, waits
+from enginewire.conformance.session.saturation import KINDS, queued, saturated, waits
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect
@@ -85,6 +85,31 @@ async def jumps_go_before(ctx: Context) -> None:
     ]
     message = "a request was served before one began that had jumped before it"
     await _second_ones_start_first(ctx, pairs, message)
+
+
+@check(
+    "CON-10",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*WHOLE, *FULL, "ABO-01"),
+    not_beside=("n", "priority", company.FULL),
+)
+async def who_came_first_starts_first(ctx: Context) -> None:
+    """One of two alike that wait gets the only slot that is free; calls, then handles of a stream."""
+    for is_multiplexed in sorted({False, ctx.capabilities.multiplexed}):
+        async with saturated(ctx) as running:
+            waiting = [await queued(ctx, running, is_multiplexed=is_multiplexed) for _ in range(2)]
+            freed, *others = [stream.request.request_id for stream in running]
+            await ctx.client.abort([freed])
+            starting = [asyncio.ensure_future(stream.first_token()) for stream in waiting]
+            await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+            is_right = starting[0].done()
+            are_alive = await ctx.client.abort(others)
+            await ctx.client.abort([stream.request.request_id for stream in waiting])
+            await asyncio.gather(*starting, return_exceptions=True)
+        if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        expect(is_right, "a request started before one that had waited longer")
 
 
 def _by_key(priority: int, is_multiplexed: bool) -> Place:

@@ -42,6 +42,13 @@ class JumpsAreForPriorityZero(Reference):
         return priority, job.came_at if priority else came_at
 
 
+@mutant("last_come_first_served", kills="CON-10")
+class LastComeFirstServed(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        routing = job.request.routing
+        return routing.priority, -job.came_at - routing.priority_jump
+
+
 @mutant("priority_keys_are_read_and_forgotten", kills="CON-08/metadata")
 class PriorityKeysAreReadAndForgotten(Reference):
     def fold(self, request: pb.GenerateRequest, call: Call) -> None:

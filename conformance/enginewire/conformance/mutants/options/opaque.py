@@ -1,0 +1,45 @@
+"""Servers that act on what is for routers, backends and callers."""
+
+from __future__ import annotations
+
+import time
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+
+@mutant("router_temperature_is_the_engines", kills="LIM-13")
+class RouterTemperatureIsTheEngines(Reference):
+    def admit(self, job: Job) -> None:
+        override = job.request.router_config_override
+        if override.HasField("router_temperature"):
+            job.request.sampling_options.temperature = override.router_temperature
+        super().admit(job)
+
+
+@mutant("agent_sessions_have_one_request", kills="LIM-13")
+class AgentSessionsHaveOneRequest(Reference):
+    def admit(self, job: Job) -> None:
+        session = job.request.agent_context.session_id
+        for other in [*self.running, *self.waiting] if session else ():
+            if other.request.agent_context.session_id == session:
+                self.abort(other)
+        super().admit(job)
+
+
+@mutant("old_requests_are_late", kills="LIM-13")
+class OldRequestsAreLate(Reference):
+    def admit(self, job: Job) -> None:
+        sent = job.request.request_timestamp_ms / 1000
+        if job.request.HasField("request_timestamp_ms") and time.time() - sent > 3600:
+            raise Refusal(pb.ERROR_REASON_DEADLINE_EXCEEDED, "request_timestamp_ms: the request is too old")
+        super().admit(job)
+
+
+@mutant("migrated_requests_leave_the_cache_alone", kills="LIM-13")
+class MigratedRequestsLeaveTheCacheAlone(Reference):
+    def is_cacheable(self, job: Job) -> bool:
+        return super().is_cacheable(job) and not job.request.HasField("migration_link")
