@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Final, cast
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, describe_load, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
@@ -65,12 +68,35 @@ async def streams_end_aloud(ctx: Context) -> None:
 
 @check("CLN-03", phase=Phase.DESTRUCTIVE)
 async def serves_no_more(ctx: Context) -> None:
-    """A request like one that was served before."""
+    """A request like one that was served before, by a call and over a stream that is open."""
     await ctx.generate(ctx.request())
-    await _drain(ctx)
-    await _cleaned(ctx)
-    exchange = await ctx.refused(ctx.request())
-    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+    async with AsyncExitStack() as open_ones:
+        stream = (
+            await open_ones.enter_async_context(open_stream(ctx)) if ctx.capabilities.multiplexed else None
+        )
+        if stream:
+            stream.submit(1, ctx.request())
+            await stream.until_ended(1)
+        await _drain(ctx)
+        await _cleaned(ctx)
+        exchange = await ctx.refused(ctx.request())
+        require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+        if stream:
+            await _serves_no_more_on(ctx, stream)
+
+
+async def _serves_no_more_on(ctx: Context, stream: Multiplexed) -> None:
+    """Unless the stream was ended."""
+    stream.submit(2, ctx.request())
+    handle = stream.handle(2)
+    while not handle.is_answered and await stream.read() is not None:
+        pass
+    if handle.is_answered:
+        status, detail = handle.status or pb.Status(), pb.ErrorDetail()
+        any(entry.Unpack(detail) for entry in status.details)
+        seen = (status.code, pb.ErrorReason.Name(detail.reason))
+        expected = (grpc.StatusCode.UNAVAILABLE.value[0], "ERROR_REASON_ENGINE_DEAD")
+        expect_equal(seen, expected, "a request over an open stream was not refused as one by a call")
 
 
 @check("CLN-04", phase=Phase.LAUNCH)

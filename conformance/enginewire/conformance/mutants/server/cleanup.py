@@ -1,4 +1,4 @@
-"""Servers that clean up badly."""
+"""Servers that clean up badly, and whose streams are drained badly."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants.mixes.mixed_endings import KnowsItsStreams
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex, Requests
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import without
 
 
@@ -50,6 +54,18 @@ class GenerateAfterCleanup(Reference):
     def check_state(self) -> None:
         if self.state != pb.ENGINE_STATE_STOPPED:
             super().check_state()
+
+
+@mutant("open_streams_outlive_a_cleanup", kills="CLN-03")
+class OpenStreamsOutliveACleanup(Reference):
+    """The state is looked at where calls come in."""
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        state, self.state = self.state, pb.ENGINE_STATE_READY
+        try:
+            return super().submitted(submit, call)
+        finally:
+            self.state = state
 
 
 @mutant("cleaned_up_is_draining", kills="CLN-03")
@@ -168,3 +184,48 @@ class CleanupBehindADrainIsDraining(Reference):
         if self.state == pb.ENGINE_STATE_STOPPED and self.live and self._drain_deadline is not None:
             raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
         super().check_state()
+
+
+@mutant("who_is_handed_back_ends_the_stream", kills="DRN-07")
+class WhoIsHandedBackEndsTheStream(KnowsItsStreams):
+    """The whole of a multiplexed one."""
+
+    has_handed_back = False
+
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in list(self.waiting):
+            self.fail(job, Refusal(pb.ERROR_REASON_DRAINING, "the server is draining"))
+            if self.is_multiplexed(job):
+                self.has_handed_back = True
+
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        await super().pump(stream, handle, job)
+        if self.has_handed_back:
+            stream.events.put_nowait(Refusal(pb.ERROR_REASON_DRAINING, "the server is draining"))
+
+
+@mutant("drain_half_closes_streams", kills="DRN-02/multiplexed", also="MUX-08/seen")
+class DrainHalfClosesStreams(Reference):
+    """Those that are open end when their requests have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: list[Multiplex] = []
+
+    async def read(self, requests: Requests, stream: Multiplex, call: Call) -> None:
+        self._opened.append(stream)
+        await super().read(requests, stream, call)
+
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for stream in self._opened:
+            self.half_closed(stream)
+
+
+@mutant("no_grace_for_submits", kills="DRN-11")
+class NoGraceForSubmits(Reference):
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        if self.state == pb.ENGINE_STATE_DRAINING:
+            raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
+        return super().submitted(submit, call)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.reference.variants.handoffs import Prefill
 from enginewire.conformance.wire.foreign import health_types
 
@@ -22,6 +24,44 @@ class DrainKills(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:
         super().begin_drain(request)
         self.abort_all()
+
+
+class _TwoAtATime(Reference):
+    """Of a request two choices run, however many there are."""
+
+    def with_slots(self, job: Job) -> list[Choice]:
+        return super().with_slots(job)[:2]
+
+
+@mutant("choices_without_a_slot_wait_in_a_drain", kills="DRN-05")
+class ChoicesWithoutASlotWaitInADrain(_TwoAtATime):
+    """In its progress, and nowhere else."""
+
+    def drain_progress(self) -> pb.DrainResponse:
+        progress = super().drain_progress()
+        progress.waiting += sum(len(job.open_choices) > len(self.with_slots(job)) for job in self.running)
+        return progress
+
+
+@mutant("drain_cuts_choices_without_a_slot", kills="DRN-01")
+class DrainCutsChoicesWithoutASlot(_TwoAtATime):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in self.running:
+            for choice in job.open_choices[len(self.with_slots(job)) :]:
+                self.send(job, self.cancelled(choice))
+
+
+@mutant("drain_hands_back_what_is_computed", kills="DRN-01/prefill")
+class DrainHandsBackWhatIsComputed(Reference):
+    """Whoever has no token yet, also where its prompt is half computed."""
+
+    settings = replace(Settings(), first_token_seconds=0.1)
+
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in [job for job in self.running if not job.completion_tokens]:
+            self.fail(job, Refusal(pb.ERROR_REASON_DRAINING, "the server is draining"))
 
 
 @mutant("serving_in_the_grace", kills="DRN-04/grace")
