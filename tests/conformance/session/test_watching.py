@@ -6,14 +6,21 @@ from collections.abc import AsyncIterator
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.scheduling.cancellation import LeakOnCancel
+from enginewire.conformance.mutants.scheduling.cancellation import LeakOnCancel, LeakOnQueuedCancel
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import LEAST_LOOKS
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.session import Session
-from enginewire.conformance.session.watching import freed, is_idle, still_running, until
+from enginewire.conformance.session.watching import (
+    NOTICED,
+    freed,
+    is_idle,
+    left_the_queue,
+    still_running,
+    until,
+)
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
@@ -90,3 +97,30 @@ async def test_a_request_beyond_the_slots_is_seen_to_wait(ctx: Context, server: 
     async with saturated(ctx) as running:
         stream = await queued(ctx, running)
         assert [job.request_id for job in server.waiting] == [stream.request.request_id]
+
+
+async def _leave_with_slots_free_after(ctx: Context, seconds: float) -> None:
+    """A request leaves the queue, and those that fill the slots leave so much later."""
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running)
+        waiting.cancel()
+        watching = asyncio.ensure_future(left_the_queue(ctx, len(running), 0, "it still waits"))
+        await asyncio.sleep(seconds)
+        for stream in running:
+            stream.cancel()
+        await watching
+
+
+async def test_who_has_left_the_queue_is_seen_to_have(ctx: Context) -> None:
+    await _leave_with_slots_free_after(ctx, 0.1)
+
+
+@pytest.mark.parametrize("server", [LeakOnQueuedCancel], indirect=True)
+async def test_who_waits_until_there_are_slots_has_not_left_the_queue(ctx: Context) -> None:
+    with pytest.raises(Violation, match="still waits"):
+        await _leave_with_slots_free_after(ctx, 2 * NOTICED * ctx.bounds.reaction)
+
+
+@pytest.mark.parametrize("server", [LeakOnQueuedCancel], indirect=True)
+async def test_where_there_are_slots_at_once_nobody_can_say_who_left(ctx: Context) -> None:
+    await _leave_with_slots_free_after(ctx, 0)

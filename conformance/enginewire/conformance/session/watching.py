@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,6 +15,9 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 MOST_LOOKS: Final = 400
 """So that whoever waits for long asks less often."""
+
+NOTICED: Final = 0.125
+"""Of the reaction bound: within so much does a server see that a caller has left, or that it is late."""
 
 
 async def until(
@@ -27,6 +31,25 @@ async def until(
             raise Violation(message, expected=expected, seen=describe_load(load))
         await pause(bound / MOST_LOOKS)
     return load
+
+
+async def left_the_queue(ctx: Context, slots: int, before: int, message: str) -> None:
+    """Wait until no more than `before` wait, while all slots are taken.
+
+    A Violation when that takes the reaction bound, or when those who left waited until there were slots.
+    """
+    began = taken_until = time.monotonic()
+    looks = Looks(ctx.bounds.reaction)
+    while True:
+        looked_at, load = time.monotonic(), await ctx.client.load()
+        have_slots = load.running < slots
+        is_late = taken_until - began > NOTICED * ctx.bounds.reaction if have_slots else looks.are_over()
+        if is_late:
+            raise Violation(message, seen=describe_load(load))
+        if load.waiting <= before:
+            return
+        taken_until = taken_until if have_slots else looked_at
+        await pause()
 
 
 async def freed(ctx: Context, requests: list[pb.GenerateRequest], within: float = 0) -> None:

@@ -21,16 +21,19 @@ from enginewire.conformance.session.context import (
     Context,
     require_refusal,
 )
+from enginewire.conformance.session.invalid_requests import fails_later
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import end_soon, until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
+TENANT: Final = (("enginewire-tenant", "kit"),)
 TIMES: Final = 10
 LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
+BLOCKS: Final = 2
 MORE: Final = 4
 GATHERED: Final = 16
 """Tokens of an output of those that are aborted between two of them."""
@@ -41,9 +44,9 @@ OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
 
 @check("ABO-01", alone=True, needs=(*SHAPE, "STR-04", "STR-09", "SEQ-01", "SEQ-02"))
 async def choices_end_as_cancelled(ctx: Context) -> None:
-    """After the first token, with two choices where the engine has several."""
+    """After the first token, with two choices where the engine has several, and whoever it is for."""
     count = ctx.choices(2)
-    stream = await ctx.start(ctx.long_request(n=count)).first_token()
+    stream = await ctx.start(ctx.long_request(n=count), metadata=TENANT).first_token()
     await _abort(ctx, stream)
     await _ends_as_cancelled(stream, count)
 
@@ -184,14 +187,20 @@ async def aborted_ids_are_free(ctx: Context) -> None:
     needs=(*WHOLE, "ABO-06", "ABO-05", "CAN-03", "CAN-03/queued"),
 )
 async def late_ids_are_free(ctx: Context) -> None:
-    """Those of requests whose deadline passed: of one that ran, and of some that waited."""
+    """Those of requests whose deadline passed: of one that ran, and of some that waited.
+
+    And that of one that failed after its first token.
+    """
+    failed = []
+    with suppress(NotApplicable):
+        failed.append(await ctx.start(fails_later(ctx)).end())
     soon = ctx.bounds.reaction / 2
     late = [await ctx.start(ctx.long_request(), timeout=soon).end()]
     async with saturated(ctx) as running:
         late += await all_queued(ctx, running, ctx.long_request, timeout=soon)
         await asyncio.gather(*(stream.end() for stream in late))
     await ctx.idle()
-    for stream in late:
+    for stream in (*failed, *late):
         again = ctx.start(ctx.request(request_id=stream.request.request_id))
         await _ends_as_it_should(again)
 
@@ -227,8 +236,10 @@ async def _gathers(ctx: Context, stream: Stream, before: int) -> None:
 
 @check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))
 async def no_block_is_lost(ctx: Context) -> None:
-    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token."""
+    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token.
 
+    And one of some blocks, beside which the prefix cache is emptied.
+    """
     times = ctx.times(CYCLES // AT_A_TIME, least=2)
 
     async def cycles() -> None:
@@ -239,6 +250,11 @@ async def no_block_is_lost(ctx: Context) -> None:
             await stream.end()
 
     await asyncio.gather(*(cycles() for _ in range(AT_A_TIME)))
+    if ctx.capabilities.prefix_cache:
+        stream = await ctx.start(ctx.long_request(token_ids=ctx.fresh_prompt(BLOCKS))).first_token()
+        await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
+        await ctx.client.abort([stream.request.request_id])
+        await stream.end()
     await ctx.idle()
 
 

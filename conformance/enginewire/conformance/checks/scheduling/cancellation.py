@@ -7,11 +7,18 @@ import time
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import OUTPUT_TOKENS
 from enginewire.conformance.session.saturation import all_queued, queued, saturated
-from enginewire.conformance.session.watching import freed, is_idle, still_running, until
+from enginewire.conformance.session.watching import (
+    freed,
+    is_idle,
+    left_the_queue,
+    still_running,
+    until,
+)
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable
 
@@ -50,12 +57,7 @@ async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
 
     A prompt that fits a step is never half computed: the largest may not fit, or others beside it.
     """
-    stream = await ctx.start(_large_request(ctx, PARTS[-1])).accepted()
-    began = time.monotonic()
-    await stream.first_token()
-    computed = time.monotonic() - began
-    stream.cancel()
-    await freed(ctx, [stream.request])
+    computed = await _computed(ctx)
     for moment in MOMENTS:
         streams = [ctx.start(_large_request(ctx, part)) for part in PARTS]
         # Who has no room for all of them may refuse some.
@@ -74,7 +76,7 @@ async def cancelled_waiters_are_freed(ctx: Context) -> None:
         waiting = await all_queued(ctx, running, ctx.long_request)
         for stream in waiting:
             stream.cancel()
-        await until(ctx, lambda load: load.waiting <= before, "a cancelled request still waits")
+        await left_the_queue(ctx, len(running), before, "a cancelled request still waits")
     await freed(ctx, [stream.request for stream in waiting])
 
 
@@ -110,6 +112,25 @@ async def late_waiters_are_never_started(ctx: Context) -> None:
         await freed(ctx, [stream.request for stream in waiting])
 
 
+@check(
+    "CAN-03",
+    variant="prefill",
+    gate="multiplexed",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*NEEDS, "CAN-02", "CAN-03", "MUX-12"),
+)
+async def a_late_prefill_is_freed(ctx: Context) -> None:
+    """Large prompts whose timeouts pass at moments until they are computed, and their caller stays."""
+    computed = await _computed(ctx)
+    requests = [(moment, _large_request(ctx, part)) for moment in MOMENTS[1:] for part in PARTS]
+    async with open_stream(ctx) as stream:
+        for number, (moment, request) in enumerate(requests):
+            stream.submit(number, request, timeout=computed * moment)
+        await stream.until_ended(*range(len(requests)))
+        await freed(ctx, [request for _, request in requests])
+
+
 @check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01", "CON-01"))
 async def a_reset_connection_is_freed(ctx: Context) -> None:
     """With several streams on it."""
@@ -133,6 +154,17 @@ async def a_vanished_peer_is_noticed(ctx: Context) -> None:
     generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
     if generated >= stream.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the longest request ends before keepalive can notice anything")
+
+
+async def _computed(ctx: Context) -> float:
+    """In how many seconds the prompt of the smallest large request is."""
+    stream = await ctx.start(_large_request(ctx, PARTS[-1])).accepted()
+    began = time.monotonic()
+    await stream.first_token()
+    computed = time.monotonic() - began
+    stream.cancel()
+    await freed(ctx, [stream.request])
+    return computed
 
 
 def _large_request(ctx: Context, part: float) -> pb.GenerateRequest:

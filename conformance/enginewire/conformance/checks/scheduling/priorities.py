@@ -26,6 +26,8 @@ JUMP: Final = 60.0
 """Seconds."""
 MISREAD: Final = 2 / 1000
 """Of its jump: so much later comes whoever jumps, too late for a jump that is read as milliseconds."""
+PRIORITIES: Final = ((1, -1), (0, -1), (1, 0))
+"""Of the one that comes first, and of the one that starts first."""
 JUMPERS: Final = (1, 0, 1)
 """Priorities of both in turn: the usual one, and another for which nobody has to give up a slot."""
 
@@ -54,8 +56,8 @@ async def lower_priorities_start_first(ctx: Context) -> None:
 
     Again, where requests that held the other slots have ended meanwhile, as on a busy machine.
     """
-    message = "a request of priority 1 was served before one of priority -1 began"
-    await _second_ones_start_first(ctx, [(Place({"priority": 1}), Place({"priority": -1}))] * KINDS, message)
+    pairs = [(Place({"priority": late}), Place({"priority": early})) for late, early in PRIORITIES]
+    await _second_ones_start_first(ctx, pairs, "a request was served before one of a lower priority began")
 
 
 @check(

@@ -16,14 +16,12 @@ from enginewire.conformance.running.registry import WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import kinds, saturated, waits
-from enginewire.conformance.session.watching import until
+from enginewire.conformance.session.watching import NOTICED, left_the_queue
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stream import Stream, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ANSWER: Final = 8
-NOTICED: Final = 0.125
-"""Of the reaction bound: within so much does a server see that a timeout has passed."""
 CUT: Final = frozenset({"CANCELLED", "ERROR"})
 """Ends of choices that have not ended by themselves."""
 
@@ -71,7 +69,7 @@ async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
         before = (await ctx.client.load()).waiting
         await _all_wait(ctx, running, stream, ctx.long_request)
         stream.call.cancel()
-        await until(ctx, lambda load: load.waiting <= before, "a request of a cancelled stream still waits")
+        await left_the_queue(ctx, len(running), before, "a request of a cancelled stream still waits")
     await ctx.idle()
 
 
@@ -150,8 +148,11 @@ def _submit(
 
 def _served(stream: Multiplexed) -> list[int]:
     """The handles that found room in the queue; NotApplicable where none did."""
-    busy = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    found = [number for number in stream.uses if (stream.handle(number).status or pb.Status()).code != busy]
+    busy, found = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], []
+    for number in stream.uses:
+        handle = stream.handle(number)
+        if handle.accepted or (handle.status or pb.Status()).code != busy:
+            found.append(number)
     if not found:
         raise NotApplicable("a request that has to wait is refused here")
     return found

@@ -14,7 +14,7 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated, waits
-from enginewire.conformance.session.watching import until
+from enginewire.conformance.session.watching import left_the_queue
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -70,7 +70,7 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
             await pause()
             load = await waits(ctx, len(running), before.waiting + 1)
         waiting.cancel()
-        await until(ctx, lambda load: load.waiting <= before.waiting, "a cancelled request goes on waiting")
+        await left_the_queue(ctx, len(running), before.waiting, "a cancelled request goes on waiting")
     if finished := (await _all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
         expect_equal(ended, len(running) + 1, message)

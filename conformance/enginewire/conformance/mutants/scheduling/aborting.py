@@ -13,9 +13,6 @@ from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 
-LOST_EVERY = 64
-"""Aborts after which a block is lost: other checks make fewer."""
-
 MOMENT_SECONDS = 0.1
 
 
@@ -195,6 +192,23 @@ class LateAbortsWaitForTheNext(Reference):
         return outcome
 
 
+@mutant("ids_are_kept_by_tenant", kills="ABO-01")
+class IdsAreKeptByTenant(Reference):
+    """And an abort looks where those of nobody are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_tenants: set[str] = set()
+
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        super().fold(request, call)
+        if "enginewire-tenant" in dict(call.metadata):
+            self._of_tenants.add(request.request_id)
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        return pb.ABORT_OUTCOME_UNKNOWN if request_id in self._of_tenants else super().abort_id(request_id)
+
+
 @mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
@@ -202,28 +216,6 @@ class TokensAfterCancel(Reference):
             yield output
             if output.finish_reason == pb.FINISH_REASON_CANCELLED:
                 yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
-
-
-@mutant("kv_leak_1_block", kills="ABO-08")
-class KvLeakOneBlock(Reference):
-    def __init__(self) -> None:
-        super().__init__()
-        self._aborts = self._lost = 0
-
-    def freed_blocks(self, job: Job) -> int:
-        self._aborts += bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
-        if self._aborts < LOST_EVERY or "ABO-08" not in job.request_id:
-            return super().freed_blocks(job)
-        self._aborts = 0
-        self._lost += 1
-        return super().freed_blocks(job) - 1
-
-    def admit(self, job: Job) -> None:
-        # Found again, to leave the checks that follow in peace.
-        if "ABO-08" not in job.request_id:
-            self.counters.kv_blocks_used -= self._lost
-            self._lost = 0
-        super().admit(job)
 
 
 @mutant("abort_of_nothing_is_all", kills="ABO-09", also="ABO-04/seen")

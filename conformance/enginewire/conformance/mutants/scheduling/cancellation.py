@@ -84,6 +84,22 @@ class DeadlineIgnored(GoesOn):
             self.fail(job, Refusal(pb.ERROR_REASON_DEADLINE_EXCEEDED, "the deadline passed"))
 
 
+@mutant("late_prefills_are_kept", kills="CAN-03/prefill")
+class LatePrefillsAreKept(LeakBetweenStepsOfAPrefill):
+    """The caller is told that it is late, and what is half computed is nobody's."""
+
+    def goes_on(self, job: Job) -> bool:
+        return job.is_running and job.ready_at == math.inf
+
+    def reap(self, now: float) -> None:
+        for job in self.running:
+            is_half = len(job.request.token_ids) > STEP_TOKENS and not job.completion_tokens
+            if job.deadline <= now and is_half:
+                self.send(job, Refusal(pb.ERROR_REASON_DEADLINE_EXCEEDED, "the deadline passed"))
+                job.deadline = job.ready_at = math.inf
+        super().reap(now)
+
+
 @mutant("deadline_ignored_in_the_queue", kills="CAN-03/queued")
 class DeadlineIgnoredInTheQueue(GoesOn):
     def __init__(self) -> None:

@@ -23,6 +23,13 @@ class HigherPrioritiesStartFirst(Reference):
         self.waiting.insert(sum(other.request.routing.priority >= priority for other in self.waiting), job)
 
 
+@mutant("nothing_is_more_urgent_than_priority_0", kills="CON-08")
+class NothingIsMoreUrgentThanPriorityZero(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        priority, came_at = super().urgency(job)
+        return max(priority, 0), came_at
+
+
 @mutant("jumps_are_milliseconds", kills="CON-09")
 class JumpsAreMilliseconds(Reference):
     def urgency(self, job: Job) -> tuple[int, float]:

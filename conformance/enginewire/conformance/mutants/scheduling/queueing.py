@@ -1,4 +1,4 @@
-"""Servers that treat requests wrongly while these wait, and count them wrongly."""
+"""Servers that treat requests wrongly while these wait, count them wrongly, and keep their ids too long."""
 
 from __future__ import annotations
 
@@ -70,6 +70,26 @@ class IdsThatWaitAreFree(Reference):
         super().admit(job)
 
 
+@mutant("ids_of_what_failed_stay_taken", kills="ABO-06/late")
+class IdsOfWhatFailedStayTaken(Reference):
+    """Of what failed while it ran, where that was no matter of time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: set[str] = set()
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        super().fail(job, failure)
+        if failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST:
+            self._failed.add(job.request_id)
+
+    def admit(self, job: Job) -> None:
+        if job.request_id in self._failed:
+            message = "request_id: is in use by a live request"
+            raise Refusal(pb.ERROR_REASON_DUPLICATE_ID, message, field="request_id")
+        super().admit(job)
+
+
 @mutant("taken_ids_of_streams_fill_the_queue", kills="ABO-06/multiplexed")
 class TakenIdsOfStreamsFillTheQueue(KnowsItsStreams):
     """To a stream an id that is taken is said to be a full queue."""
@@ -114,6 +134,14 @@ class TimeoutsWaitForASlot(TimeoutsAreForWhatRuns):
 
     def is_spared(self, job: Job) -> bool:
         return not self.fits(job)
+
+
+@mutant("who_is_late_had_no_room", kills="MUX-12/queued")
+class WhoIsLateHadNoRoom(KnowsItsStreams):
+    def reap(self, now: float) -> None:
+        for job in [job for job in self.waiting if self.is_multiplexed(job) and job.deadline <= now]:
+            self.fail(job, Refusal(pb.ERROR_REASON_QUEUE_FULL, "it waited too long", retry_after=0.1))
+        super().reap(now)
 
 
 @mutant("one_timeout_hides_the_next", kills="MUX-12")
