@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 import pytest
@@ -15,7 +16,7 @@ from enginewire.conformance.running.accompanied import is_comparable
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.company import FULL, MEMBERS, MULTIPLEXED
+from enginewire.conformance.session.company import FULL, MEMBERS, MULTIPLEXED, UNREAD
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -34,6 +35,17 @@ class OneTooMany(Reference):
         asked = request.output_options.HasField("logprobs") and request.stop_conditions.HasField("min_tokens")
         output.first_output_position += asked
         return output
+
+
+class OneOfASession(Reference):
+    """Takes a hint for an order: a request of a session ends the one before it."""
+
+    def admit(self, job: Job) -> None:
+        session = job.request.agent_context.session_id
+        for other in [*self.live.values()] if session else []:
+            if other.request.agent_context.session_id == session:
+                self.abort(other)
+        super().admit(job)
 
 
 async def counts_from_0(ctx: Context) -> None:
@@ -55,6 +67,16 @@ async def test_a_rule_that_breaks_beside_two_options_is_found_with_both_and_no_t
     assert KEY in found
     assert "does not count from 0, beside min_tokens, logprobs (seed 240)" in found[KEY].message
     assert found[KEY].traffic == "STR-06"
+
+
+async def test_hints_for_others_that_an_engine_acts_on_are_found() -> None:
+    async def two(ctx: Context) -> None:
+        first, _ = await asyncio.gather(*(ctx.generate(ctx.request(max_tokens=8)) for _ in range(2)))
+        expect(len(first.tokens) == 8, "it was cut")
+
+    report = await judged(OneOfASession, one(two), options=OFTEN)
+    [found] = [outcome for outcome in report.outcomes if outcome.status is Status.FAIL]
+    assert (found.key, f"beside {UNREAD} (seed" in found.message) == (KEY, True)
 
 
 async def test_nothing_is_told_of_a_server_that_is_right() -> None:

@@ -7,15 +7,17 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.session.company import (
     ALONE,
     FULL,
+    HINTS,
     JOINS,
     MEMBERS,
     MULTIPLEXED,
     NEW_FIELD,
-    NEWER,
+    UNREAD,
     Company,
     draw,
 )
 from enginewire.conformance.session.requests import change, good_request, path_of
+from enginewire.field_rules import FIELD_RULES
 
 PLAIN = good_request("r", [5, 6, 7])
 EVERYBODY = Company(tuple(JOINS), tuple(range(20)), (9, 9))
@@ -35,7 +37,7 @@ def test_without_company_a_request_is_sent_as_it_is() -> None:
     assert ALONE.joined(PLAIN) is PLAIN
 
 
-@pytest.mark.parametrize("member", [member for member in JOINS if member != NEWER])
+@pytest.mark.parametrize("member", [member for member in JOINS if member != UNREAD])
 def test_each_member_sets_its_field_and_no_other(member: str) -> None:
     joined = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
     assert value_of(joined, member) != value_of(PLAIN, member)
@@ -43,17 +45,29 @@ def test_each_member_sets_its_field_and_no_other(member: str) -> None:
     assert change(joined, **fields) == change(PLAIN, **fields)
 
 
-@pytest.mark.parametrize("member", [member for member in JOINS if member != NEWER])
+@pytest.mark.parametrize("member", [member for member in JOINS if member != UNREAD])
 def test_what_a_request_says_itself_stays(member: str) -> None:
     said = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
     assert Company((member,), (9,), (9, 9)).joined(said) == said
 
 
-def test_fields_of_a_newer_contract_are_on_the_wire_and_nowhere_else() -> None:
-    joined = Company((NEWER,)).joined(PLAIN)
+def test_what_no_engine_reads_is_of_a_newer_contract_or_opaque() -> None:
+    joined = Company((UNREAD,)).joined(PLAIN)
     assert joined.SerializeToString().count(NEW_FIELD) == 3
     joined.DiscardUnknownFields()
-    assert joined.SerializeToString() == change(PLAIN, stream_interval=None).SerializeToString()
+    hints = {field.name: None for field, _ in HINTS.ListFields()}
+    paths = {*hints, *(f"routing.{field.name}" for field, _ in HINTS.routing.ListFields())}
+    assert {FIELD_RULES[path].field_class for path in paths} == {pb.FIELD_CLASS_OPAQUE}
+    left = change(joined, **hints)
+    assert left.SerializeToString() == change(PLAIN, stream_interval=None).SerializeToString()
+
+
+def test_hints_of_the_request_itself_stay() -> None:
+    said = change(PLAIN, priority=3, routing_key="its own", request_timestamp_ms=7)
+    joined = Company((UNREAD,)).joined(said).request
+    seen = joined.routing.priority, joined.routing.routing_key, joined.request_timestamp_ms
+    assert seen == (3, "its own", 7)
+    assert joined.agent_context.session_id == "company"
 
 
 def test_nothing_ends_an_answer_where_eos_counts_or_a_guide_does() -> None:
@@ -134,7 +148,7 @@ def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
         "request_id",
         "metadata",
         "client_revision",
-        NEWER,
+        UNREAD,
     }
     assert all(company.members and max(company.some_ids) < 3 for company in companies)
 

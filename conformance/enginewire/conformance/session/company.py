@@ -44,12 +44,32 @@ METADATA: Final = "metadata"
 UNKNOWN: Final = (("x-nobody-knows", "this" * 1152), ("traceparent", "no-trace"))
 """More than half of what a server may send."""
 
-NEWER: Final = "fields of a newer contract"
+UNREAD: Final = "fields that no engine reads"
+"""Those of a newer contract, and hints that are for routers alone."""
+
 MOST_SLOTS: Final = 64
 """More would keep the kit busy, not the engine."""
 
 NEW_FIELD: Final = b"\xc0\xa9\x07\x01"
 """Of a newer contract, with number 15000."""
+
+HINTS: Final = pb.PreprocessedRequest(
+    routing=pb.RoutingHints(
+        backend_instance_id=2**40,
+        prefill_worker_id=2**40,
+        decode_worker_id=2**40,
+        allowed_worker_ids=[2**40],
+        expected_output_tokens=1,
+        routing_key="company",
+        session_control=pb.SessionControl(session_id="company", action=pb.SESSION_ACTION_CLOSE),
+    ),
+    router_config_override=pb.RouterConfigOverride(router_temperature=1.5),
+    router=pb.RouterParams(ttft_target=1.0, itl_target=1.0),
+    agent_context=pb.AgentContext(agent_id="company", session_id="company"),
+    migration_link=pb.TraceLink(trace_id=16 * "a1", span_id=8 * "a1"),
+    request_timestamp_ms=1,
+)
+"""Long ago, to somewhere else, and of one session."""
 
 WHOLE: Final = (pb.ENGINE_ROLE_UNSPECIFIED, pb.ENGINE_ROLE_AGGREGATED)
 """Roles of engines that answer alone."""
@@ -134,7 +154,7 @@ def _is_offered(member: str, config: pb.EngineConfig) -> bool:
         # The others come over one stream as well: that is cheap.
         has_end = member == MULTIPLEXED or 0 < slots_of(config) <= MOST_SLOTS
         return config.capabilities.multiplexed and has_end and config.role in WHOLE
-    if member in (USED_ID, METADATA, NEWER, REVISION):
+    if member in (USED_ID, METADATA, UNREAD, REVISION):
         return True
     if member == "n" and config.role not in WHOLE:
         return False  # what is handed over is of one choice
@@ -246,10 +266,14 @@ def _cache_salt(body: pb.PreprocessedRequest, company: Company) -> None:
         body.cache_salt = "company"
 
 
-def _newer(body: pb.PreprocessedRequest, company: Company) -> None:
-    """A server ignores what it does not know, wherever that is."""
+def _unread(body: pb.PreprocessedRequest, company: Company) -> None:
+    """A server ignores what it does not know, wherever that is, and what is for others."""
     for message in (body, body.stop_conditions, body.output_options):
         message.MergeFromString(NEW_FIELD)
+    hinted = pb.PreprocessedRequest()
+    hinted.CopyFrom(HINTS)
+    hinted.MergeFrom(body)
+    body.CopyFrom(hinted)
 
 
 def _annotations(body: pb.PreprocessedRequest, company: Company) -> None:
@@ -276,7 +300,7 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
         "priority": _priority,
         "cache_salt": _cache_salt,
         "annotations": _annotations,
-        NEWER: _newer,
+        UNREAD: _unread,
     }
 )
 """Each by the field that it sets."""
