@@ -48,6 +48,28 @@ async def each_choice_ends_once(ctx: Context) -> None:
         _ends_once(ctx, await _one_early(ctx, stream))
 
 
+@check(
+    "SEQ-02",
+    variant="aborted",
+    gate="seed",
+    needs=(*SHAPE, "SEQ-02", "SEQ-04/seeded", "ABO-01"),
+    alone=True,
+    not_beside=("n",),
+)
+async def an_abort_ends_no_choice_again(ctx: Context) -> None:
+    """One has ended early when the request is aborted, and the others go on until then."""
+    if _at_once(ctx) < _count(ctx):
+        raise NotApplicable(f"of {_count(ctx)} choices one waits for the others")
+    stops = _of_the_last_alone(await _observed(ctx))
+    sampling = {"n": _count(ctx), "temperature": WARM, "seed": SEED}
+    stream = ctx.start(ctx.long_request(**sampling, stop_token_ids=stops))
+    while not stream.terminals and await anext(stream.call, None) is not None:
+        pass
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    _ends_once(ctx, stream)
+
+
 @check("INF-09", variant="best-first", gate="best_of", needs=(*SHAPE, "INF-09", "LOG-01", "SEQ-02"))
 async def the_best_candidates_come_first(ctx: Context) -> None:
     """By the sums of the log-probabilities of their tokens; and where one of them has ended early."""
@@ -250,9 +272,14 @@ async def _observed(ctx: Context) -> Stream:
 
 async def _one_early(ctx: Context, stream: Stream) -> Stream:
     """The same again, and a token that only the last choice brings early ends it."""
+    return await ctx.generate(_request(ctx, seed=SEED, stop_token_ids=_of_the_last_alone(stream)))
+
+
+def _of_the_last_alone(stream: Stream) -> list[int]:
+    """The first token that only the last choice brings early, if there is one."""
     *others, last = _tokens(stream)
     unique = [token for token in last[: TOKENS // 2] if not any(token in other for other in others)]
-    return await ctx.generate(_request(ctx, seed=SEED, stop_token_ids=unique[:1]))
+    return unique[:1]
 
 
 async def _running(ctx: Context) -> Stream:

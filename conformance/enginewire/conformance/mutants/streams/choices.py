@@ -105,6 +105,21 @@ class StoppedChoiceGoesOn(Reference):
                 stopped.add(output.index)
 
 
+@mutant(
+    "abort_ends_choices_again", kills="SEQ-02/aborted", also=("STR-02/seen", "STR-03/seen", "USE-04/seen")
+)
+class AbortEndsChoicesAgain(Reference):
+    """Those that have ended by themselves too."""
+
+    def abort(self, job: Job) -> None:
+        for choice in job.choices:
+            if choice.is_finished and len(choice.tokens) > choice.handed_in:
+                self.send(
+                    job, pb.LLMEngineOutput(index=choice.index, finish_reason=pb.FINISH_REASON_CANCELLED)
+                )
+        super().abort(job)
+
+
 @mutant("usage_prompt_times_n", kills="SEQ-03", also="USE-05/seen")
 class UsagePromptTimesN(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
