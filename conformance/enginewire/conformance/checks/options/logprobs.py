@@ -65,18 +65,19 @@ async def the_value_is_the_tokens(ctx: Context) -> None:
 
 @check("LOG-02", variant="selected", gate="selected_logprobs", needs=(*NEEDS, "LOG-01", "LOG-03"))
 async def the_value_is_the_selected_one(ctx: Context) -> None:
-    """The first greedy token, asked for twice by its id, behind another one."""
+    """The first greedy token, asked for twice by its id, behind another one; with `logprobs` and without."""
     greedy = await ctx.greedy()
     first, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
-    asked = {"logprob_token_ids": [other, first, first], "logprobs": 0}
-    table = (await ctx.generate(ctx.request(token_ids=greedy.prompt, **asked))).outputs[0].logprobs
-    expect(table.token_logprobs, "the first output has no log-probabilities", expected="a row per token")
-    columns = 3 * len(table.token_logprobs)
-    expect_equal(len(table.selected_logprobs), columns, "not one value per id of logprob_token_ids")
-    value, message = table.token_logprobs[0], "a selected id has another value as the token"
-    for seen in table.selected_logprobs[1:3]:
-        same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
-        expect(same, message, expected=f"{value:.6f}", seen=f"{seen:.6f}")
+    selected: dict[str, Value] = {"token_ids": greedy.prompt, "logprob_token_ids": [other, first, first]}
+    for asked in (selected | {"logprobs": 0}, selected):
+        table = (await ctx.generate(ctx.request(**asked))).outputs[0].logprobs
+        expect(table.token_logprobs, "the first output has no log-probabilities", expected="a row per token")
+        columns = 3 * len(table.token_logprobs)
+        expect_equal(len(table.selected_logprobs), columns, "not one value per id of logprob_token_ids")
+        value, message = table.token_logprobs[0], "a selected id has another value as the token"
+        for seen in table.selected_logprobs[1:3]:
+            same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
+            expect(same, message, expected=f"{value:.6f}", seen=f"{seen:.6f}")
 
 
 @check(
@@ -227,9 +228,12 @@ async def values_are_the_models_own(ctx: Context) -> None:
     if not plain.ids:
         raise NotApplicable("Limits.max_logprobs is 0")
     own = dict(zip(plain.ids, plain.values, strict=True))
+    # Told twice: as alternatives of the row, and by their ids, which no mask takes out of it.
+    selected = {"logprob_token_ids": plain.ids} if ctx.capabilities.selected_logprobs else {}
     for change in _changing(ctx, plain):
-        row = await _first_row(ctx, **change)
-        for token, value in zip([*row.ids, row.token], [*row.values, row.value], strict=True):
+        row = await _first_row(ctx, **change, **selected)
+        told = [(row.token, row.value), *zip(row.ids, row.values, strict=True)]
+        for token, value in (*told, *zip(plain.ids, row.selected, strict=False)):
             close = abs(value - own.get(token, value)) <= FAR
             message = f"token {token} has another log-probability under {next(iter(change))}"
             expect(close, message, expected=f"{own.get(token, value):.4f}", seen=f"{value:.4f}")
@@ -266,7 +270,9 @@ async def _greedy(ctx: Context) -> Stream:
 
 
 async def _sampled(ctx: Context) -> Stream:
-    return await _observed(ctx, ctx.request(max_tokens=ctx.tokens(TOKENS), temperature=1.0, logprobs=0))
+    asked: dict[str, Value] = {"temperature": 1.0, "logprobs": 0}
+    asked |= {"prompt_logprobs": 0} if ctx.capabilities.prompt_logprobs else {}
+    return await _observed(ctx, ctx.request(max_tokens=ctx.tokens(TOKENS), **asked))
 
 
 async def _observed(ctx: Context, request: pb.GenerateRequest) -> Stream:

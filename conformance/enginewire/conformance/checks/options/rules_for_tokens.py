@@ -58,18 +58,18 @@ Change = Callable[[int, Sequence[int]], float]
 async def only_allowed_ids_come(ctx: Context) -> None:
     """From one id on, in every choice, from the first token on; not by a bias either.
 
-    And one that is there twice is allowed as any other.
+    Nor where all of them are stop ids below min_tokens. And one that is there twice is allowed as any other.
     """
+    length = ctx.tokens(TOKENS)
     for size, temperature in zip(SIZES, TEMPERATURES, strict=True):
         allowed = sorted(set(ctx.prompt(size, salt=500)))
         count = ctx.choices(CHOICES)
         changes: dict[str, Value] = {"n": count} if count > 1 else {}
         others = [token for token in ctx.prompt(size + 1, salt=502) if token not in allowed]
         changes |= wished(ctx, *others[:1])
+        changes |= {"stop_token_ids": allowed, "min_tokens": length} if size == SIZES[1] else {}
         stream = await ctx.generate(
-            ctx.request(
-                max_tokens=ctx.tokens(TOKENS), temperature=temperature, allowed_token_ids=allowed, **changes
-            )
+            ctx.request(max_tokens=length, temperature=temperature, allowed_token_ids=allowed, **changes)
         )
         for index, choice in stream.choices.items():
             message = f"choice {index} has a token that is none of {size} allowed ones"
@@ -131,7 +131,7 @@ async def _no_choice_repeats_a_token(ctx: Context) -> None:
 
 @check("SAM-17", gate="logprobs", needs=(*ROWS, "SAM-06", "SAM-09"), costly=True)
 async def every_bias_counts(ctx: Context) -> None:
-    """A few, the deciding one last, and some below 0."""
+    """A few, the deciding one last and no whole number, and some below 0."""
     prompt = ctx.prompt(salt=501)
     row = (await drawn(ctx, token_ids=prompt, max_tokens=1, n=None, temperature=1.0))[0][0]
     likely = sorted(row.known, key=lambda token: -row.known[token])[:FEW]
@@ -139,7 +139,7 @@ async def every_bias_counts(ctx: Context) -> None:
         raise NotApplicable("rows of so few alternatives do not tell what a bias decides")
     others = [token for token in dict.fromkeys(ctx.prompt(17, salt=502)) if token not in likely]
     settings = (
-        {likely[0]: 0.5, likely[3]: 5.0},
+        {likely[0]: 0.5, **_just_enough(row, likely)},
         {likely[0]: -5.0, likely[1]: -5.0},
         {**dict.fromkeys(others, 1.0), likely[1]: -4.0, likely[2]: 4.0},
     )
@@ -153,6 +153,13 @@ async def every_bias_counts(ctx: Context) -> None:
         changes: dict[str, Value] = {"token_ids": prompt, "logit_bias": entries}
         seen += [await _best_comes(ctx, biased, f"biases {biases}", temperature, changes)]
     _could_be_seen(seen)
+
+
+def _just_enough(row: Position, likely: Sequence[int]) -> dict[int, float]:
+    """A bias that brings one of the others before the best with its 0.5, and no whole number below would."""
+    behind = {token: row.known[likely[0]] + 0.5 - row.known[token] for token in likely[1:]}
+    token = min(behind, key=lambda token: abs(behind[token] % 1 - 0.5))
+    return {token: (behind[token] + math.ceil(behind[token])) / 2}
 
 
 @check("SAM-18", variant="output", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)

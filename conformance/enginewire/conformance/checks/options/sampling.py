@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -24,7 +24,7 @@ LONG: Final = 32
 SHORT: Final = 16
 REPEATING: Final = 48
 SEEDS: Final = 4
-SHIFTS: Final = (0, 32, 61)
+HIGH_BITS: Final = (32, 63)
 FEW_TOKENS: Final = 8
 PROMPTS: Final = 4
 FEW_PROMPTS: Final = 3
@@ -65,14 +65,17 @@ async def seeds_are_repeated(ctx: Context) -> None:
 
 @check("SAM-03", needs=(*SHAPE, "SAM-02"), alone=True)
 async def seeds_differ(ctx: Context) -> None:
-    """At least two of those that differ in their low bits, and of those that differ in high ones alone."""
-    for shift in SHIFTS:
-        outputs = await asyncio.gather(*(_sampled(ctx, seed=seed << shift) for seed in range(SEEDS)))
-        expect(
-            any(output != outputs[0] for output in outputs),
-            f"{SEEDS} seeds that differ from bit {shift} on give the same tokens",
-            expected="some that differ",
-        )
+    """At least two of those that differ in low bits, also below a high one, and from those without it."""
+    without = await asyncio.gather(*(_sampled(ctx, seed=seed) for seed in range(SEEDS)))
+    _some_differ(without, f"{SEEDS} small seeds give the same tokens")
+    for bit in HIGH_BITS:
+        outputs = await asyncio.gather(*(_sampled(ctx, seed=seed + 2**bit) for seed in range(SEEDS)))
+        _some_differ(outputs, f"{SEEDS} seeds with bit {bit} give the same tokens")
+        expect(outputs != without, f"seeds that differ in bit {bit} alone give the same tokens")
+
+
+def _some_differ(outputs: Sequence[list[int]], message: str) -> None:
+    expect(any(output != outputs[0] for output in outputs), message, expected="some that differ")
 
 
 @check("SAM-04", needs=(*SHAPE, "SAM-02", "CON-01"), alone=True)
@@ -165,14 +168,18 @@ async def one_candidate_is_greedy(ctx: Context) -> None:
 
 @check("SAM-16", variant="no-filter", needs=(*SHAPE, "SAM-06"))
 async def what_filters_nothing_is_hot(ctx: Context) -> None:
-    """Each value that stands for all tokens, at a temperature where greedy tokens are one draw of many."""
+    """Each value for all tokens, unseeded, at a temperature where greedy tokens are one draw of many."""
     greedy = await ctx.greedy(SHORT)
     hot = {"token_ids": greedy.prompt, "max_tokens": len(greedy.tokens), "temperature": HOT}
-    if (await ctx.generate(ctx.request(**hot))).tokens == greedy.tokens:
+    answers = [(await ctx.generate(ctx.request(**hot))).tokens]
+    if answers[0] == greedy.tokens:
         raise NotApplicable("this model is sure of its tokens at any temperature")
     for change in ({"top_k": -1}, {"top_k": 0}, {"top_p": 1.0}):
-        seen = (await ctx.generate(ctx.request(**hot, **change))).tokens
-        expect(seen != greedy.tokens, f"{change}, which is no filter, gives the greedy tokens", seen=seen)
+        answers.append((await ctx.generate(ctx.request(**hot, **change))).tokens)
+        message = f"{change}, which is no filter, gives the greedy tokens"
+        expect(answers[-1] != greedy.tokens, message, seen=answers[-1])
+    differ = len(greedy.tokens) < SHORT or any(answer != answers[0] for answer in answers)
+    expect(differ, "requests without a seed get the same tokens each time", seen=answers[0])
 
 
 @check("SAM-07", needs=(*SHAPE, "SAM-06", "LOG-02", "LOG-04"))
@@ -238,13 +245,15 @@ async def defaults_are_said(ctx: Context) -> None:
     await ctx.generate(ctx.request(**_defaults(ctx)))
 
 
-@check("SAM-10", variant="seeded", gate="seed", needs=(*SHAPE, "SAM-02", "SAM-10"), alone=True)
+@check("SAM-10", variant="seeded", gate="seed", needs=(*SHAPE, "SAM-02", "SAM-10", "MUX-01"), alone=True)
 async def defaults_are_used(ctx: Context) -> None:
-    """A seed alone, and the same seed with everything spelled out."""
-    for seed in range(ctx.times(SEEDS, 2 * ctx.tokens(FEW_TOKENS))):
-        empty = await _sampled(ctx, seed=seed, max_tokens=ctx.tokens(FEW_TOKENS), temperature=None)
-        spelled = await _sampled(ctx, seed=seed, max_tokens=ctx.tokens(FEW_TOKENS), **_defaults(ctx))
-        expect_equal(empty, spelled, "unset options do not mean Capabilities.default_sampling")
+    """A seed alone, by a call and over a stream in turns, and the same seed with everything spelled out."""
+    count = ctx.tokens(FEW_TOKENS)
+    for seed in range(ctx.times(SEEDS, 2 * count, least=2)):
+        request = ctx.request(seed=seed, max_tokens=count, temperature=None)
+        empty = await ctx.start(request, is_multiplexed=seed % 2 == 1).ok()
+        spelled = await _sampled(ctx, seed=seed, max_tokens=count, **_defaults(ctx))
+        expect_equal(empty.tokens, spelled, "unset options do not mean Capabilities.default_sampling")
 
 
 def _defaults(ctx: Context) -> dict[str, Value]:

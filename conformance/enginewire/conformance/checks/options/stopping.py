@@ -92,7 +92,7 @@ async def eos_ids_end_what_is_foretold(ctx: Context) -> None:
 
 @check("STP-04", variant="config", gate="logit_bias", needs=(*NEEDS, "STP-04"))
 async def eos_ids_of_the_engine_end(ctx: Context) -> None:
-    """Forced by a bias: without ids in the request they count, with others they do not."""
+    """Forced by a bias: they count where the request has none of its own, whatever its other lists have."""
     if not ctx.config.eos_token_ids:
         raise NotApplicable("EngineConfig.eos_token_ids is empty")
     eos = ctx.config.eos_token_ids[0]
@@ -103,6 +103,8 @@ async def eos_ids_of_the_engine_end(ctx: Context) -> None:
         raise NotApplicable("a bias does not bring the engine's end of sequence: SAM-09 says more")
     _ended_at(stream, 0, "EOS")
     other = [token for token in ctx.prompt() if token != eos][:1]
+    listed = dict.fromkeys((*CALLERS, "stop_token_ids_hidden"), other)
+    _ended_at(await ctx.generate(ctx.request(logit_bias=bias, ignore_eos=False, **listed)), 0, "EOS")
     replaced = await ctx.generate(ctx.request(logit_bias=bias, ignore_eos=False, eos_token_ids=other))
     message = "the engine's eos_token_ids ended a choice whose request has its own"
     expect_equal(replaced.choice.reason_name, "LENGTH", message)

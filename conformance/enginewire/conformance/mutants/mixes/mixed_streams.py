@@ -274,3 +274,14 @@ class MuxLosesTheNameOfTheStop(KnowsItsStreams):
             if self.is_multiplexed(job):
                 output.ClearField("stop_match")
             yield output
+
+
+@mutant("defaults_are_for_calls", kills="SAM-10/seeded")
+class DefaultsAreForCalls(KnowsItsStreams):
+    """A Submit without a temperature gets one of its own."""
+
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        options = choice.job.request.sampling_options
+        if self.is_multiplexed(choice.job) and not options.HasField("temperature"):
+            options.temperature = 0.3
+        return super().next_token(choice, logits)

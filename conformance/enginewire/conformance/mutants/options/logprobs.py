@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.generation.job import Choice
+from enginewire.conformance.reference.generation.model import IMPOSSIBLE
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
@@ -67,6 +68,35 @@ class SelectedInAnotherOrder(_Row):
 class SelectedOnceEach(Reference):
     def logprobs(self, logits: list[float], token: int, top: int, selected: Sequence[int]) -> pb.Logprobs:
         return super().logprobs(logits, token, top, list(dict.fromkeys(selected)))
+
+
+@mutant("selected_alone_are_none", kills="LOG-02/selected", also="LOG-01/seen")
+class SelectedAloneAreNone(Reference):
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        super().add_logprobs(choice, output, logits)
+        if not choice.job.request.output_options.HasField("logprobs"):
+            output.ClearField("logprobs")
+
+
+@mutant("selected_alone_bring_an_alternative", kills="LOG-04/seen", traffic="LOG-*")
+class SelectedAloneBringAnAlternative(Reference):
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        options = choice.job.request.output_options
+        super().add_logprobs(choice, output, logits)
+        if options.logprob_token_ids and not options.HasField("logprobs"):
+            row = self.logprobs(logits, output.token_ids[0], 1, options.logprob_token_ids)
+            output.logprobs.CopyFrom(row)
+
+
+@mutant("selected_have_no_value_behind_a_mask", kills="LOG-11", also="LOG-02/seen")
+class SelectedHaveNoValueBehindAMask(Reference):
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        super().add_logprobs(choice, output, logits)
+        allowed = choice.job.request.sampling_options.allowed_token_ids
+        selected = choice.job.request.output_options.logprob_token_ids
+        for place, token in enumerate(selected if allowed else ()):
+            if token not in allowed:
+                output.logprobs.selected_logprobs[place] = IMPOSSIBLE
 
 
 @mutant("nan_logprob", kills="LOG-03")
@@ -176,6 +206,14 @@ class PromptLogprobsEverywhere(Reference):
         super().add_logprobs(choice, output, logits)
         if choice.job.request.output_options.HasField("prompt_logprobs"):
             output.prompt_logprobs.CopyFrom(self.prompt_logprobs(choice.job))
+
+
+@mutant("prompt_rows_need_alternatives", kills="LOG-07/seen", traffic="LOG-*")
+class PromptRowsNeedAlternatives(Reference):
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        super().add_logprobs(choice, output, logits)
+        if not choice.job.request.output_options.prompt_logprobs:
+            output.ClearField("prompt_logprobs")
 
 
 @mutant("unrequested_logprobs", kills="LOG-08")

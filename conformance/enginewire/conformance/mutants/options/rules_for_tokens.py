@@ -31,6 +31,18 @@ class OtherOptions(Reference):
         """Change the options of one token."""
 
 
+@mutant("a_mask_that_leaves_stop_ids_is_dropped", kills="SAM-13")
+class AMaskThatLeavesStopIdsIsDropped(Reference):
+    """Where min_tokens keeps all of them from being sampled."""
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        request = choice.job.request
+        allowed, stops = request.sampling_options.allowed_token_ids, self.caller_stops(request)
+        is_barred = len(choice.tokens) + 1 < request.stop_conditions.min_tokens
+        if not (is_barred and allowed and set(allowed) <= set(stops)):
+            super().apply_masks(choice, logits)
+
+
 @mutant("allowed_ids_behind_the_first_token", kills="SAM-13")
 class AllowedIdsBehindTheFirstToken(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:

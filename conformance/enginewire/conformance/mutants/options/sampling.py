@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.generation.job import Choice
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 
@@ -40,6 +41,17 @@ class TopKOfAllIsOne(Reference):
         if options.top_k == -1:
             options.top_k = 1
         return super().next_token(choice, logits)
+
+
+@mutant("prompts_are_seeds", kills="SAM-16/no-filter")
+class PromptsAreSeeds(Reference):
+    """Where the request has none."""
+
+    def job(self, request_id: str, request: pb.PreprocessedRequest, deadline: float = math.inf) -> Job:
+        job = super().job(request_id, request, deadline)
+        if not request.sampling_options.HasField("seed"):
+            job.seed = hash(tuple(request.token_ids))
+        return job
 
 
 @mutant("seed_ignored", kills="SAM-02")
@@ -213,6 +225,12 @@ class LogitBiasOnlyForbids(_Biased):
         return min(value, 0.0)
 
 
+@mutant("biases_are_whole_numbers", kills="SAM-17")
+class BiasesAreWholeNumbers(_Biased):
+    def bias(self, value: float) -> float:
+        return float(int(value))
+
+
 @mutant("hidden_default", kills="SAM-10/seeded")
 class HiddenDefault(Reference):
     def temperature(self, options: pb.SamplingOptions) -> float:
@@ -235,4 +253,13 @@ class NoDefaultsSaid(Reference):
 class SeedsOf32Bits(Reference):
     def draw(self, choice: Choice) -> float:
         seed = choice.job.seed % 2**32
+        return random.Random(hash((seed, choice.index, len(choice.tokens)))).random()
+
+
+@mutant("seeds_have_a_sign", kills="SAM-03")
+class SeedsHaveASign(Reference):
+    """Which is not looked at."""
+
+    def draw(self, choice: Choice) -> float:
+        seed = choice.job.seed % 2**63
         return random.Random(hash((seed, choice.index, len(choice.tokens)))).random()

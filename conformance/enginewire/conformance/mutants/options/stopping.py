@@ -114,6 +114,13 @@ class EosIdsAddedUp(Reference):
         return [*super().system_stops(request), *self.config.eos_token_ids]
 
 
+@mutant("hidden_stops_replace_the_engines_ends", kills="STP-04/config", also="STP-04/seen")
+class HiddenStopsReplaceTheEnginesEnds(Reference):
+    def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        own = [*request.eos_token_ids, *request.stop_conditions.stop_token_ids_hidden]
+        return own or list(self.config.eos_token_ids)
+
+
 @mutant("last_stop_wins", kills="STP-05", also="STP-01/seen")
 class LastStopWins(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:

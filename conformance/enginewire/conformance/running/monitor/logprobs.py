@@ -25,8 +25,9 @@ ROWS: Final = ("LOG-01", "LOG-03", "LOG-04")
 
 @of_answers("LOG-01", needs=("STR-03",))
 def each_token_has_a_row(answer: Answer) -> None:
-    """In its own message."""
-    if not answer.body.output_options.HasField("logprobs"):
+    """In its own message, also where log-probabilities of some ids alone were asked for."""
+    options = answer.body.output_options
+    if not (options.HasField("logprobs") or options.logprob_token_ids):
         return
     for output in answer.outputs:
         rows, tokens = len(output.logprobs.token_logprobs), len(output.token_ids)

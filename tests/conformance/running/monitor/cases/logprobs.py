@@ -12,6 +12,7 @@ def row(name: str, number: int, value: float) -> Change:
 
 
 output("each_token_has_a_row", "none", lambda made: made[1].ClearField("logprobs"), logprobs=2)
+output("each_token_has_a_row", "none", lambda made: made[1].ClearField("logprobs"), logprob_token_ids=[12])
 output("nobody_gets_rows_unasked", "one", lambda made: made[1].logprobs.token_logprobs.append(-1.0))
 output("nobody_gets_rows_unasked", "a sum", put("cum_log_probs", -1.0))
 output("values_are_logarithms", "above 0", row("token_logprobs", 0, 0.5), logprobs=2)
