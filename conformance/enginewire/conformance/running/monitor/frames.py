@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from typing import Final
+
+import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer, Seen, messages_of
 from enginewire.conformance.running.monitor.handles import Handles
 from enginewire.conformance.running.monitor.invariant import of_answers, of_calls, of_streams
 from enginewire.conformance.wire.violation import expect, expect_equal
+
+LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+EARLIEST: Final = 0.9
+"""Of a timeout: two clocks do not go alike."""
 
 
 @of_streams("MUX-10")
@@ -33,6 +41,19 @@ def a_stream_ends_after_its_requests(handles: Handles) -> None:
     if handles.exchange.is_ok:
         left = [use.answer.request.request_id for use in handles.all() if not use.has_ended]
         expect(not left, "a multiplexed stream ended with OK before its requests", seen=left[:1])
+
+
+@of_streams("MUX-12")
+def no_time_passes_early(handles: Handles) -> None:
+    """That of a request, or else of the whole stream; a request without has none of its own."""
+    stream = handles.exchange
+    for use in handles.all():
+        if use.status and use.status.code == LATE:
+            left = stream.started_at + stream.timeout - use.begins_at if stream.timeout else math.inf
+            due = min(left, math.inf if use.timeout is None else use.timeout)
+            seen = use.failed_at - use.begins_at
+            message = "a request ended with DEADLINE_EXCEEDED before its timeout"
+            expect(seen >= EARLIEST * due, message, expected=f"after {due:.2f} s", seen=f"after {seen:.2f} s")
 
 
 @of_answers("MUX-02")

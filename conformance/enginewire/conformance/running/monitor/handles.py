@@ -20,11 +20,14 @@ from enginewire.conformance.wire.violation import Violation
 
 @dataclass(slots=True)
 class Use:
-    """One use of a handle. `finished`: the choices that had their terminals."""
+    """One use of a handle. `finished`: the choices that had their terminals. `timeout`: None without one."""
 
     answer: Answer
     begins_at: float
+    timeout: float | None = None
     status: pb.Status | None = None
+    failed_at: float = 0.0
+    """When its status came."""
     finished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -79,7 +82,8 @@ def handles_of(exchange: Exchange, config: pb.EngineConfig) -> Handles:
         if isinstance(sent.message, pb.GenerateMultiplexedRequest):
             for submit in sent.message.submits:
                 answer = Answer(exchange, submit.generate, config, is_multiplexed=True)
-                handles.uses.setdefault(submit.handle, []).append(Use(answer, sent.at))
+                timeout = submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
+                handles.uses.setdefault(submit.handle, []).append(Use(answer, sent.at, timeout))
     for arrived in exchange.arrived:
         try:
             _take(handles, arrived)
@@ -158,4 +162,4 @@ def _milestone(handles: Handles, event: pb.HandleEvent, when: float) -> None:
     elif event.HasField("accepted"):
         use.answer.accepted.append(event.accepted)
     elif event.HasField("status"):
-        use.status = event.status
+        use.status, use.failed_at = event.status, when

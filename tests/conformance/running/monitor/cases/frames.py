@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange
 from tests.conformance.running.monitor.cases.register import breaks
-from tests.conformance.running.monitor.made import frame, frames, outputs, request
+from tests.conformance.running.monitor.made import frame, frames, outputs, request, status
 
 ONE = [(1, request())]
+LATE = pb.ErrorDetail(reason=pb.ERROR_REASON_DEADLINE_EXCEEDED)
+PASSED = status(LATE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def timed(seconds: float, *came: pb.GenerateMultiplexedResponse, stream: float | None = None) -> Exchange:
+    """A stream whose one request has so much time, and the stream as a whole."""
+    exchange = frames(ONE, came)
+    frame = exchange.sent[0].message
+    assert isinstance(frame, pb.GenerateMultiplexedRequest)
+    frame.submits[0].timeout.FromNanoseconds(round(seconds * 1e9))
+    exchange.timeout = stream
+    return exchange
 
 
 @breaks("frames_can_be_read", "columns of other lengths")
@@ -28,6 +42,16 @@ def _() -> Exchange:
 @breaks("a_stream_ends_after_its_requests", "before one of them")
 def _() -> Exchange:
     return frames(ONE, [frame(1, *outputs(request())[:2], accepted="r-1")])
+
+
+@breaks("no_time_passes_early", "before its timeout")
+def _() -> Exchange:
+    return timed(3, frame(1, accepted="r-1"), frame(1, PASSED))
+
+
+@breaks("no_time_passes_early", "without a timeout")
+def _() -> Exchange:
+    return frames(ONE, [frame(1, accepted="r-1"), frame(1, PASSED)])
 
 
 @breaks("nothing_follows_the_end", "a token")

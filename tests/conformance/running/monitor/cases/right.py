@@ -10,7 +10,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange
 from tests.conformance.running.monitor.cases.calls import aborted, embedded
 from tests.conformance.running.monitor.cases.failures import CONTEXT
-from tests.conformance.running.monitor.cases.frames import ONE
+from tests.conformance.running.monitor.cases.frames import ONE, PASSED, timed
 from tests.conformance.running.monitor.cases.load import load, told, watched
 from tests.conformance.running.monitor.cases.register import CANCELLED, NOTE, STOP, TWO, Broken, of_life
 from tests.conformance.running.monitor.cases.streams import DIGEST, cached, stored, tokenizer
@@ -75,6 +75,8 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "a handle that is refused": lambda: frames(
         ONE, [frame(1, status(pb.ErrorDetail(reason=CONTEXT), grpc.StatusCode.INVALID_ARGUMENT))]
     ),
+    "a handle whose time passes": lambda: timed(3, frame(1, accepted="r-1"), frame(1), frame(1, PASSED)),
+    "a handle whose stream is over": lambda: timed(9, frame(1, accepted="r-1"), frame(1, PASSED), stream=2),
     "rows of frames": lambda: frames(
         ONE,
         [
