@@ -208,11 +208,17 @@ def beyond_memory(ctx: Context, choices: int = 1) -> list[pb.GenerateRequest]:
 
 @asynccontextmanager
 async def short_of_memory(
-    ctx: Context, requests: Sequence[pb.GenerateRequest]
+    ctx: Context, requests: Sequence[pb.GenerateRequest], *, multiplexed: int = 0
 ) -> AsyncIterator[list[Stream]]:
-    """All at once and read, until one of them had to give up its memory; NotApplicable when none has to."""
+    """All at once and read, until one of them had to give up its memory; NotApplicable when none has to.
+
+    The last `multiplexed` of them travel so, if the target has that.
+    """
     before = (await ctx.client.load()).preemptions
-    streams = [ctx.start(request, timeout=ctx.bounds.check) for request in requests]
+    streams = [
+        ctx.start(request, timeout=ctx.bounds.check, is_multiplexed=number <= multiplexed)
+        for number, request in zip(range(len(requests), 0, -1), requests, strict=True)
+    ]
     reading = [asyncio.ensure_future(stream.end()) for stream in streams]
     try:
         looks = Looks(ctx.bounds.check / 2)

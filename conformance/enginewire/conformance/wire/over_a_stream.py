@@ -70,6 +70,11 @@ class CallOverStream:
             pass
         return self.exchange
 
+    @property
+    def num_accepted(self) -> int:
+        """How often `Accepted` came."""
+        return len(self._handle.accepted)
+
     def cancel(self) -> None:
         """Cancel the stream as a caller that goes away would."""
         self._stream.call.cancel()

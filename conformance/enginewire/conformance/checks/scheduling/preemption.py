@@ -14,6 +14,7 @@ from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
+from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -101,6 +102,25 @@ async def what_is_computed_again_was_not_cached(ctx: Context) -> None:
         expect(cached <= most, message, expected=f"at most {most}", seen=cached)
 
 
+@check_where_memory_is_short("STR-08")
+async def who_gives_up_memory_sends_nothing_empty(ctx: Context) -> None:
+    """Neither then nor when it goes on."""
+    for stream in (await _all_at_once(ctx)).streams:
+        for output in (await stream.ok()).outputs:
+            is_empty = not (output.token_ids or output.finish_reason)
+            expect(not is_empty, "an output has neither a token nor a finish_reason where memory is short")
+
+
+@check_where_memory_is_short("MUX-03")
+async def who_gave_up_memory_is_accepted_once(ctx: Context) -> None:
+    """And not again when it goes on."""
+    for stream in (await _all_at_once(ctx)).streams:
+        call = (await stream.ok()).call
+        if isinstance(call, CallOverStream):
+            message = "a request was not accepted exactly once where memory is short"
+            expect_equal(call.num_accepted, 1, message)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """Requests that have ended, and how many of them lived when the load was seen."""
@@ -119,7 +139,9 @@ async def _all_at_once(ctx: Context) -> _Seen:
 
 
 async def _observed(ctx: Context) -> _Seen:
-    async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
+    # Memory is taken from the last, as a rule.
+    wanted = beyond_memory(ctx)
+    async with short_of_memory(ctx, wanted, multiplexed=len(wanted) // 2) as streams:
         load = await ctx.client.load()
         live = sum(stream.choice.terminal is None for stream in streams)
     return _Seen(streams, load, live)

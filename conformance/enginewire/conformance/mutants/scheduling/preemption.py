@@ -8,6 +8,7 @@ from collections import Counter
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.capabilities import grammar
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Choice, Item, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -217,3 +218,29 @@ class DrainsRefuseThoseWithoutMemory(_Remembers):
         super().begin_drain(request)
         for job in [job for job in self.waiting if self.gave_up(job)]:
             self.fail(job, Refusal(pb.ERROR_REASON_DRAINING, "the server is draining"))
+
+
+@mutant("who_loses_its_memory_says_nothing", kills="STR-08/preempted")
+class WhoLosesItsMemorySaysNothing(Preempting):
+    """In an output."""
+
+    def preempt(self, job: Job) -> None:
+        choice = job.choices[0]
+        self.send(job, pb.LLMEngineOutput(first_output_position=len(choice.tokens)))
+        super().preempt(job)
+
+
+@mutant("who_gets_memory_back_is_accepted_again", kills="MUX-03/preempted")
+class WhoGetsMemoryBackIsAcceptedAgain(Preempting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: dict[str, tuple[Multiplex, pb.Submit]] = {}
+
+    def say_accepted(self, stream: Multiplex, submit: pb.Submit) -> None:
+        self.streams[submit.generate.request_id] = stream, submit
+        super().say_accepted(stream, submit)
+
+    def preempt(self, job: Job) -> None:
+        super().preempt(job)
+        if job.request_id in self.streams:
+            self.say_accepted(*self.streams[job.request_id])
