@@ -17,6 +17,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
 UINT32_MAX = 2**32 - 1
@@ -78,6 +79,17 @@ def fails_later(ctx: Context) -> pb.GenerateRequest:
     token = ctx.prompt()[0]
     twice = pb.TokenSequence(token_ids=[token, token])
     return ctx.request(allowed_token_ids=[token], bad_words_token_ids=[twice])
+
+
+async def failed_later(ctx: Context) -> Stream:
+    """What came of such a request, asked once for all checks."""
+
+    async def observe() -> Stream:
+        return await ctx.start(fails_later(ctx)).end()
+
+    stream = await ctx.once("failed later", observe)
+    ctx.show(stream.exchange)
+    return stream
 
 
 def _invalid_requests(ctx: Context) -> Iterator[Invalid]:

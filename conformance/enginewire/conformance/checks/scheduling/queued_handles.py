@@ -11,19 +11,21 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.scheduling.queueing import FULL, LOOKS
-from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
+from enginewire.conformance.checks.streams.multiplexed import SHORT, ends_of, is_cut, open_stream
 from enginewire.conformance.running.registry import WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import kinds, saturated, waits
 from enginewire.conformance.session.watching import NOTICED, left_the_queue
 from enginewire.conformance.wire.multiplexed import Multiplexed
-from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ANSWER: Final = 8
 CUT: Final = frozenset({"CANCELLED", "ERROR"})
 """Ends of choices that have not ended by themselves."""
+NOTICED: Final = 0.125
+"""Of the reaction bound: within so much does a server see that a timeout has passed."""
 
 
 @check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
@@ -34,9 +36,10 @@ async def waiting_handles_are_aborted(ctx: Context) -> None:
         stream.send(abort=numbers)
         await stream.until_ended(*numbers, within=ctx.bounds.reaction)
         for number in _served(stream):
-            ends = [reason_name(output.finish_reason) for output in stream.handle(number).terminals]
             message = "a handle that was aborted in the queue has another end"
-            expect_equal(ends, ["CANCELLED"] * stream.handle(number).choices, message)
+            expect_equal(
+                ends_of(stream.handle(number)), ["CANCELLED"] * stream.handle(number).choices, message
+            )
     await ctx.idle()
 
 
@@ -55,10 +58,9 @@ async def half_closing_waits_for_the_queue(ctx: Context) -> None:
     message = "a stream that was half-closed while its requests wait does not end with OK"
     expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
     for number in _served(stream):
-        handle = stream.handle(number)
-        ends = [reason_name(output.finish_reason) for output in handle.terminals]
+        handle, ends = stream.handle(number), ends_of(stream.handle(number))
         # Which end it is that each of them has by itself, others say.
-        is_whole = len(ends) == handle.choices and not handle.status and CUT.isdisjoint(ends)
+        is_whole = len(ends) == handle.choices and not is_cut(handle)
         expect(is_whole, "half-closing cut a request that waits", seen=ends or handle.status)
 
 

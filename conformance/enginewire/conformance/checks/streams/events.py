@@ -10,6 +10,7 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -41,6 +42,19 @@ async def later_annotations_are_answered(ctx: Context) -> None:
         _expect_answers(keys, stream.handle(2).events)
 
 
+@check("EVT-01", variant="behind-others", needs=(*SHAPE, "EVT-01", "EVT-04"), alone=True)
+async def annotations_are_answered_behind_others(ctx: Context) -> None:
+    """Behind many that nobody knows; of a request with a single token; of one that goes on."""
+    keys = _keys(ctx)
+    strangers = [f"nobody.knows:{number}" for number in range(MOST)]
+    resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ctx.prompt(1))], attempt=1)
+    kinds: list[dict[str, Value]] = [{}, {"max_tokens": 1}]
+    kinds += [{"resume": resume}] if ctx.capabilities.resume else []
+    for changes in kinds:
+        stream = await ctx.generate(ctx.request(annotations=[*strangers, *keys], **changes))
+        _expect_answers(keys, stream.events)
+
+
 @check("EVT-02", needs=SHAPE)
 async def nothing_is_told_unasked(ctx: Context) -> None:
     """Nothing asked for, something that nobody knows, and something with a value."""
@@ -51,9 +65,15 @@ async def nothing_is_told_unasked(ctx: Context) -> None:
 
 @check("EVT-02", variant="multiplexed", gate="multiplexed", needs=("EVT-02", "MUX-01"), alone=True)
 async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
-    """The same over GenerateMultiplexed."""
-    for asked in ([], _keys(ctx, f":{VALUE}")):
-        _expect_asked(asked, (await _handle(ctx, asked)).events)
+    """Requests of one stream, beside each other and under the same handle: what one asks for is its own."""
+    keys, none = _keys(ctx, f":{VALUE}"), list[str]()
+    async with open_stream(ctx) as stream:
+        for pair in (none, keys), (keys, none), (none, none):
+            asked = dict(enumerate(pair, 1))
+            stream.send(*(stream.submitted(n, ctx.request(annotations=each)) for n, each in asked.items()))
+            await stream.until_ended(*asked)
+            for number, each in asked.items():
+                _expect_asked(each, stream.handle(number).events)
 
 
 @check_in("EVT-03", PLAIN, CHOICES, needs=("EVT-01",))

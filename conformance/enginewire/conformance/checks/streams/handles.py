@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from contextlib import suppress
+from typing import Final
+
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import (
     FIRST,
     LAGGING_TOKENS,
+    ends_of,
+    is_cut,
     open_stream,
     require_cancelled,
 )
@@ -15,23 +22,38 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
-from enginewire.conformance.wire.stream import reason_name
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.stopwatch import within
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+AGAIN: Final = (*WHOLE, "MUX-06", "MUX-12")
+SECOND: Final = 1.0
+PAST: Final = 1.2
+LONGER: Final = 1.7
+"""No number of whole seconds either."""
 
 
 @check("MUX-05", needs=(*SHAPE, FIRST), alone=True)
 async def live_handles_are_not_used_twice(ctx: Context) -> None:
-    """The stream ends; its request is over, and holds nothing."""
+    """The stream ends; its request is over, and holds nothing. After a token, and in one frame."""
     async with open_stream(ctx) as stream:
         live = ctx.long_request()
         stream.submit(1, live)
         await stream.until(lambda: bool(stream.handle(1).tokens))
         stream.send(pb.Submit(handle=1, generate=ctx.request()))
-        exchange = await stream.finish()
-        message = "the second use of a live handle does not end the stream"
-        is_invalid = exchange.code is grpc.StatusCode.INVALID_ARGUMENT
-        expect(is_invalid, message, expected="INVALID_ARGUMENT", seen=exchange.status)
-        await freed(ctx, [live])
+        await _ends_with_its_request(ctx, stream, live)
+    async with open_stream(ctx) as stream:
+        live = ctx.long_request()
+        stream.send(stream.submitted(1, live), pb.Submit(handle=1, generate=ctx.request()))
+        await _ends_with_its_request(ctx, stream, live)
+
+
+async def _ends_with_its_request(ctx: Context, stream: Multiplexed, live: pb.GenerateRequest) -> None:
+    message = "the second use of a live handle does not end the stream"
+    with suppress(TimeoutError):
+        await within(ctx.bounds.answer, stream.finish())
+    is_invalid = stream.exchange.code is grpc.StatusCode.INVALID_ARGUMENT
+    expect(is_invalid, message, expected="INVALID_ARGUMENT", seen=stream.exchange.status)
+    await freed(ctx, [live])
 
 
 @check("MUX-06", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
@@ -43,6 +65,36 @@ async def handles_are_free_after_their_end(ctx: Context) -> None:
             await stream.until_ended(1)
         status = stream.handle(1).status
         expect(status is None, "a handle cannot be used again after its end", expected="OK", seen=status)
+
+
+@check("MUX-12", variant="used-again", needs=AGAIN, phase=Phase.LOAD, alone=True, costly=True)
+async def timeouts_are_of_their_request(ctx: Context) -> None:
+    """When one of two requests ends, its handle is used again without a timeout; both go on past that time.
+
+    The timeout of the other one is longer, and no number of whole seconds.
+    """
+    async with open_stream(ctx) as stream:
+        started = time.monotonic()
+        stream.submit(1, ctx.long_request(), timeout=LONGER)
+        stream.submit(2, ctx.request(), timeout=SECOND)
+        await stream.until_ended(2)
+        stream.submit(2, ctx.long_request())
+        await stream.until(lambda: stream.handle(2).is_answered)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(started + PAST - time.monotonic(), 0)):
+                await stream.until_ended(1, 2)
+        is_early = time.monotonic() < started + LONGER
+        first, second = stream.handle(1), stream.handle(2)
+    if first.has_ended and second.has_ended and not (is_cut(first) or is_cut(second)):
+        raise NotApplicable("the longest request ends before a timeout can be seen to end it")
+    if is_early:
+        _goes_on(first, "a request ended before its timeout")
+    _goes_on(second, "a request ended by the timeout of an earlier one of its handle")
+
+
+def _goes_on(handle: Handle, message: str) -> None:
+    seen = handle.status or ends_of(handle)
+    expect(not is_cut(handle), message, expected="that it goes on", seen=seen)
 
 
 @check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
@@ -84,5 +136,4 @@ async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
 
 
 def _require_whole(handle: Handle, message: str) -> None:
-    seen = [reason_name(output.finish_reason) for output in handle.terminals]
-    expect_equal(seen, ["LENGTH"] * handle.choices, message)
+    expect_equal(ends_of(handle), ["LENGTH"] * handle.choices, message)

@@ -109,16 +109,16 @@ async def reserved_keys_are_read(ctx: Context) -> None:
     not_beside=(FULL,),
 )
 async def reserved_keys_of_submits_are_read(ctx: Context) -> None:
-    """A number, none, and others than the field's, in the metadata of requests of one stream."""
+    """A number, none, and others than the field's, in the metadata of requests of one stream; then no key."""
     async with open_stream(ctx) as stream:
-        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"), (0, "2"))):
+        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"), (0, "2"), (3, ""))):
             submit = stream.submitted(number, ctx.request(priority=priority))
-            submit.metadata[PRIORITY] = said
+            submit.metadata.update({PRIORITY: said} if said else {})
             stream.send(submit)
-        await stream.until_ended(*range(4))
-        expect(
-            not stream.handle(0).status, f"{PRIORITY} of a Submit is refused", seen=stream.handle(0).status
-        )
+        await stream.until_ended(*range(5))
+        for number, what in (0, f"{PRIORITY} of a Submit"), (4, f"a Submit behind others with {PRIORITY}"):
+            status = stream.handle(number).status
+            expect(not status, f"{what} is refused", expected="OK", seen=status)
         for number in (1, 2, 3):
             code = (stream.handle(number).status or pb.Status()).code
             expect_equal(code, INVALID[0].value[0], f"a wrong {PRIORITY} of a Submit was not refused")

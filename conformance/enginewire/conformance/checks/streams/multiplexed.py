@@ -12,10 +12,12 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.invalid_requests import refusals
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
+from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import NAME, Handle, Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch
 from enginewire.conformance.wire.stream import Stream, reason_name
@@ -27,6 +29,8 @@ FIRST: Final = "MUX-01"
 SHORT: Final = 0.2
 NO_TIMES: Final = {4: 0.0, 5: -1.0}
 """Timeouts that are not positive, by handle."""
+CUT: Final = frozenset({"CANCELLED", "ERROR"})
+"""Ends of choices that have not ended by themselves."""
 
 PLAIN: Final[tuple[dict[str, Value], ...]] = (
     {"max_tokens": 1},
@@ -129,11 +133,16 @@ async def acceptance_comes_once_and_first(ctx: Context) -> None:
 
 @check("MUX-04", needs=(*SHAPE, FIRST, "ERR-06"), alone=True)
 async def rejections_are_events(ctx: Context) -> None:
-    """A bad request between good ones."""
+    """A bad request between good ones, and whatever else Generate refuses."""
+    # What is wrong with a message that is not there depends on who looked at it first.
+    refused = [each for each in await refusals(ctx) if each.invalid.request.HasField("request")]
     async with _several(ctx) as stream:
         stream.submit(SEVERAL, ctx.request(model="no-such-model"))
         stream.submit(SEVERAL + 1, ctx.request())
-        await stream.until_ended(*range(SEVERAL + 2))
+        others = range(SEVERAL + 2, SEVERAL + 2 + len(refused))
+        for number, each in zip(others, refused, strict=True):
+            stream.submit(number, each.invalid.request)
+        await stream.until_ended(*range(others.stop))
         status = stream.handle(SEVERAL).status or pb.Status()
         not_found = grpc.StatusCode.NOT_FOUND.value[0]
         expect_equal(status.code, not_found, "a rejection is no status event with the code of Generate")
@@ -143,6 +152,14 @@ async def rejections_are_events(ctx: Context) -> None:
         for number in (*range(SEVERAL), SEVERAL + 1):
             seen = stream.handle(number).status
             expect(not seen, "a rejection disturbed another handle", seen=seen)
+        for number, each in zip(others, refused, strict=True):
+            status, alone = stream.handle(number).status or pb.Status(), each.exchange.detail
+            if alone and each.exchange.code:
+                detail = detail_of(status) or pb.ErrorDetail()
+                rejected = (status.code, detail.reason, detail.field)
+                expected = (each.exchange.code.value[0], alone.reason, alone.field)
+                message = f"the rejection of {each.invalid.wrong} has another code, reason or field"
+                expect_equal(rejected, expected, message)
 
 
 @check("MUX-08", needs=(*WHOLE, FIRST), alone=True)
@@ -219,12 +236,13 @@ async def timeouts_end_their_request(ctx: Context) -> None:
             stream.submit(number, ctx.request(), timeout=seconds)
         for number in (1, 2):
             await stream.until_ended(number)
-            status = stream.handle(number).status
+            handle = stream.handle(number)
             # What ends by itself at about that time has nothing to be cut, whenever this machine sees it.
-            if not status and watch.seconds < number * SHORT + ctx.bounds.reaction / 2:
+            if not is_cut(handle) and watch.seconds < number * SHORT + ctx.bounds.reaction / 2:
                 continue
-            message, are_seen = "a request has another end after its timeout", True
-            expect(bool(status and status.code == expected), message, expected=expected, seen=status)
+            message, are_seen, status = "a request has another end after its timeout", True, handle.status
+            seen = status or ends_of(handle)
+            expect(bool(status and status.code == expected), message, expected=expected, seen=seen)
         await stream.until_ended(3, *NO_TIMES)
         status = stream.handle(3).status
         expect(status is None, "a timeout ended another request", seen=status)
@@ -277,9 +295,19 @@ def _most(changes: dict[str, Value]) -> int:
     return most
 
 
+def ends_of(handle: Handle) -> list[str]:
+    """How its choices have ended."""
+    return [reason_name(output.finish_reason) for output in handle.terminals]
+
+
+def is_cut(handle: Handle) -> bool:
+    """Whether it has ended, and not by itself."""
+    return handle.status is not None or not CUT.isdisjoint(ends_of(handle))
+
+
 def require_cancelled(handle: Handle) -> None:
     """Each of its choices, or a Violation."""
-    seen = [reason_name(output.finish_reason) for output in handle.terminals] or handle.status
+    seen = ends_of(handle) or handle.status
     expect(
         seen == ["CANCELLED"] * handle.choices,
         "an aborted handle has another end",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.checks.streams.multiplexed import open_stream
+from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.saturation import saturated
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch, within
 from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 TOKENS: Final = 16
@@ -27,7 +31,11 @@ GATHERED: Final = 2**20
 """Tokens that an engine may gather: more than any answer has."""
 OTHERS: Final = 3
 
+TIMED: Final = ("STR-09", "SEQ-02", "MUX-01")
 ACCEPTED: Final = (*SHAPE, "STR-12", "MUX-01", "MUX-03")
+
+WHILE: Final = 0.125
+"""Of the reaction bound: within so much does a server say that it has accepted a request."""
 
 VISIBLE_SECONDS: Final = 0.1
 """Shorter than this, when something came says more about this machine than about the target."""
@@ -91,9 +99,10 @@ async def positions_have_no_gaps(ctx: Context) -> None:
 
 @check("STR-07", needs=("STR-01",))
 async def ids_are_returned(ctx: Context) -> None:
-    """Many requests at once, each with an id of its own."""
+    """Many requests at once, each with an id of its own, and with whatever events there are."""
     count, prompts = ctx.tokens(8), [ctx.prompt(salt=salt) for salt in range(CONCURRENT)]
-    requests = [ctx.request(token_ids=prompt, max_tokens=count) for prompt in prompts]
+    asked = list(ctx.capabilities.annotations)[:CONCURRENT]
+    requests = [ctx.request(token_ids=each, max_tokens=count, annotations=asked) for each in prompts]
     for stream in await asyncio.gather(*(ctx.generate(request) for request in requests)):
         for response in stream.responses:
             expect_equal(
@@ -117,6 +126,30 @@ async def ends_in_one_way(ctx: Context) -> None:
     stream = await _aborted(ctx)
     both = bool(stream.choice.terminal) and not stream.exchange.is_ok
     expect(not both, "every choice had its terminal, and the status is not OK", seen=stream.exchange.status)
+
+
+@check("STR-09", variant="failed", needs=("STR-02", "STR-09"))
+async def failures_are_no_ends_of_choices(ctx: Context) -> None:
+    """Of a request that fails after its first token."""
+    stream = await failed_later(ctx)
+    both = bool(stream.choice.terminal) and not stream.exchange.is_ok
+    expect(not both, "every choice had its terminal, and the status is not OK", seen=stream.exchange.status)
+
+
+@check("STR-09", variant="multiplexed", gate="multiplexed", phase=Phase.LOAD, needs=TIMED, alone=True)
+async def timeouts_are_no_ends_of_choices(ctx: Context) -> None:
+    """Of a request with several, all of which run when its time is over."""
+    async with open_stream(ctx) as stream:
+        several = {"n": ctx.choices(2)} if ctx.choices(2) > 1 else {}
+        stream.submit(1, ctx.long_request(**several), timeout=SHORT)
+        stream.half_close()
+        with suppress(TimeoutError):
+            await within(SHORT + ctx.bounds.reaction, stream.finish())
+    handle = stream.handle(1)
+    late = [part.status for part in handle.late if isinstance(part, pb.HandleEvent)]
+    statuses = [status for status in (handle.status, *late) if status and status.code]
+    both = len(handle.terminals) >= handle.choices and bool(statuses)
+    expect(not both, "every choice had its terminal, and the status is not OK", seen=statuses)
 
 
 @check("STR-10", needs=("STR-02",))
@@ -181,13 +214,7 @@ async def acceptance_does_not_wait(ctx: Context) -> None:
     async with saturated(ctx) as running:
         stream = ctx.start(ctx.request())
         accepted = asyncio.ensure_future(stream.call.accepted())
-        with suppress(TimeoutError):
-            await within(ctx.bounds.reaction / 2, asyncio.shield(accepted))
-        now = await ctx.client.load()
-        # Not before that answer: on a busy machine both may have been on their way.
-        is_early = accepted.done()
-        if now.running < len(running):
-            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        is_early = await _comes_first(ctx, running, accepted.done)
     if not await accepted:
         raise NotApplicable("a request that has to wait is refused here")
     expect(is_early, "the initial metadata waits for the first token", expected="at acceptance")
@@ -198,14 +225,29 @@ async def multiplexed_acceptance_does_not_wait(ctx: Context) -> None:
     """The same over GenerateMultiplexed, where Accepted says it."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
         stream.submit(1, ctx.request())
-        with suppress(TimeoutError):
-            await within(ctx.bounds.reaction / 2, stream.until(lambda: bool(_said(stream))))
-        is_early = bool(_said(stream))
-        if (await ctx.client.load()).running < len(running):
-            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        reading = asyncio.ensure_future(stream.until(lambda: bool(_said(stream))))
+        try:
+            is_early = await _comes_first(ctx, running, reading.done)
+            if is_early:
+                await reading
+        finally:
+            await stop([reading])
         if stream.handle(1).status:
             raise NotApplicable("a request that has to wait is refused here")
         expect(is_early, "Accepted waits for the first token", expected="at acceptance")
+
+
+async def _comes_first(ctx: Context, running: Sequence[Stream], has_come: Callable[[], bool]) -> bool:
+    """Whether something comes within a while, and before a slot is free; NotApplicable when one is before."""
+    looks = Looks(WHILE * ctx.bounds.reaction)
+    while not has_come():
+        # Not before that answer: on a busy machine both may have been on their way.
+        if (await ctx.client.load()).running < len(running) and not has_come():
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        if looks.are_over():
+            break
+        await pause()
+    return has_come()
 
 
 def _said(stream: Multiplexed) -> object:

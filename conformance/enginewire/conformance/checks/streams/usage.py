@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
@@ -9,6 +11,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check, negativ
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.stream import Choice
@@ -18,6 +21,15 @@ BLOCKS = 4
 HANDED_IN = 5
 TENANT = "tenant-" * 18
 """Of two salts that end differently, and no sooner: 127 bytes with their last one."""
+OTHER_TENANTS = (TENANT + "b", TENANT + "A", TENANT + "a ", "")
+"""Than the one that ends with an a."""
+Changes = Mapping[str, requests.Value]
+NOTHING: Changes = {}
+FOR_OTHERS: Changes = {
+    "routing_key": "kit",
+    "migration_link": pb.TraceLink(trace_id="1" * 32, span_id="2" * 16),
+}
+"""What no engine has a use for."""
 OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
 
 
@@ -47,11 +59,27 @@ async def the_total_is_the_sum(ctx: Context) -> None:
 
 @check("USE-04", needs=SHAPE)
 async def usage_is_on_the_last_terminal(ctx: Context) -> None:
-    """There and nowhere else."""
-    stream = await ctx.generate(ctx.request())
-    places = [number for number, output in enumerate(stream.outputs) if output.HasField("completion_usage")]
-    last = [number for number, output in enumerate(stream.outputs) if output.finish_reason][-1]
-    expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
+    """There and nowhere else. Also beside log-probabilities of the prompt, where they are served."""
+    streams = [await ctx.generate(ctx.request())]
+    if ctx.capabilities.prompt_logprobs:
+        rows = await ctx.start(ctx.request(prompt_logprobs=1)).end()
+        streams += [rows] if rows.exchange.is_ok and rows.terminals else []
+    for stream in streams:
+        outputs = list(enumerate(stream.outputs))
+        places = [number for number, output in outputs if output.HasField("completion_usage")]
+        last = [number for number, output in outputs if output.finish_reason][-1]
+        expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
+
+
+@check("USE-04", variant="failed", needs=(*SHAPE, "USE-04"))
+async def failures_have_no_usage(ctx: Context) -> None:
+    """Of a request that fails after its first token nothing is the last terminal."""
+    stream = await failed_later(ctx)
+    expect(
+        stream.exchange.is_ok or not any(output.HasField("completion_usage") for output in stream.outputs),
+        "a request that ended with a status has a completion_usage",
+        seen=stream.exchange.status,
+    )
 
 
 @check(
@@ -153,14 +181,17 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     """A prompt of some blocks past the cache, then into it, again, and once more past it.
 
-    Then another one, and one that is put together of both: only its beginning was computed before.
+    Again with what is for routers alone. Then another prompt, and one that is put together of both: only its
+    beginning was computed before.
     """
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
     await _cached(ctx, prompt, shape, bypass=True)
     first = await _cached(ctx, prompt, shape)
     expect_equal(first, 0, "what came with bypass_prefix_cache is cached")
-    again = await _cached(ctx, prompt, shape)
-    expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
+    for changes in NOTHING, FOR_OTHERS:
+        again = await _cached(ctx, prompt, shape, changes=changes)
+        message = f"a repeated prompt has no cached block{' beside '.join(['', *changes])}"
+        expect(again >= block, message, expected=f"at least {block}", seen=again)
     around = await _cached(ctx, prompt, shape, bypass=True)
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
     other = ctx.fresh_prompt(BLOCKS)
@@ -173,7 +204,7 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
 
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
 async def salts_part_the_cache(ctx: Context) -> None:
-    """A prompt under one salt, one with another end, and none; then the first again. And none first."""
+    """A prompt under one salt, some that are nearly it, and none; then the first again. And none first."""
     await _are_parted(ctx)
 
 
@@ -192,11 +223,14 @@ async def salts_part_the_cache_of_an_adapter(ctx: Context) -> None:
 
 
 async def _are_parted(ctx: Context, adapter: str = "") -> None:
-    for first, others in ((TENANT + "a", (TENANT + "b", "")), ("", (TENANT + "a",))):
+    resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ctx.prompt(1))], attempt=1)
+    goes_on: Changes = {"resume": resume} if ctx.capabilities.resume else NOTHING
+    tenants = (TENANT + "a", dict.fromkeys(OTHER_TENANTS, NOTHING))
+    for first, others in (tenants, ("", {TENANT + "a": NOTHING, TENANT + "b": goes_on})):
         block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
         await _cached(ctx, prompt, salt=first, adapter=adapter)
-        for other in others:
-            cached = await _cached(ctx, prompt, salt=other, adapter=adapter)
+        for other, changes in others.items():
+            cached = await _cached(ctx, prompt, salt=other, adapter=adapter, changes=changes)
             message = f"a request with cache_salt {other!r} shares what another one has cached"
             expect_equal(cached, 0, message)
         again = await _cached(ctx, prompt, salt=first, adapter=adapter)
@@ -212,8 +246,10 @@ async def _cached(
     bypass: bool = False,
     salt: str = "",
     adapter: str = "",
+    changes: Changes = NOTHING,
 ) -> int:
-    changes: dict[str, requests.Value] = {"lora_name": adapter} if adapter else {}
+    if adapter:
+        changes = {**changes, "lora_name": adapter}
     request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt, **changes)
     cached = (await ask(ctx, shape, request)).usage.prompt_tokens_details.cached_tokens
     expect(

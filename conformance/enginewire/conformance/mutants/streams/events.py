@@ -86,7 +86,11 @@ class MuxEngineEventAfterTheEnd(Reference):
             stream.put(pb.HandleEvent(handle=handle, engine_event=event))
 
 
-@mutant("mux_event_before_acceptance", kills="EVT-03/multiplexed", also="MUX-03/seen")
+@mutant(
+    "mux_event_before_acceptance",
+    kills="EVT-03/multiplexed",
+    also=("EVT-01/seen", "MUX-02/seen", "MUX-03/seen"),
+)
 class MuxEventBeforeAcceptance(Reference):
     def say_accepted(self, stream: Multiplex, submit: pb.Submit) -> None:
         if not submit.generate.request.annotations:

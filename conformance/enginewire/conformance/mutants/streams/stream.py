@@ -211,3 +211,32 @@ class HeadersLate(Reference):
 
     async def accept(self, job: Job, call: Call) -> None:
         """Let gRPC send them with the first message."""
+
+
+@each_changed(Reference.responses, "events_name_no_request", kills="STR-07")
+def events_name_no_request(response: pb.GenerateResponse) -> None:
+    if response.HasField("engine_event"):
+        response.ClearField("request_id")
+
+
+@mutant("failures_end_their_choices_first", kills="STR-09/failed")
+class FailuresEndTheirChoicesFirst(Reference):
+    """Of what is found out while a request runs."""
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        is_late = failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST
+        for choice in job.open_choices if is_late else ():
+            position, reason = len(choice.tokens), pb.FINISH_REASON_ERROR
+            output = pb.LLMEngineOutput(index=choice.index, first_output_position=position)
+            output.finish_reason = reason
+            self.send(job, output)
+        super().fail(job, failure)
+
+
+@mutant("timeouts_end_their_choices_first", kills="STR-09/multiplexed", also=("MUX-02/seen", "MUX-12/seen"))
+class TimeoutsEndTheirChoicesFirst(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        is_late = failure.detail.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED and job.is_running
+        for choice in job.open_choices if is_late and "STR-09" in job.request_id else ():
+            self.send(job, self.cancelled(choice))
+        super().fail(job, failure)

@@ -8,6 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, each_changed, mutant
 from enginewire.conformance.reference.generation.engine import BlockKey
 from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
@@ -166,3 +167,42 @@ class NoSaltBesideAnAdapter(Reference):
         return [
             ("" if adapter else salt, adapter, tokens) for salt, adapter, tokens in super().block_keys(job)
         ]
+
+
+@mutant("usage_beside_the_rows_of_the_prompt", kills="USE-04")
+class UsageBesideTheRowsOfThePrompt(Reference):
+    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
+        async for output in super().outputs(job):
+            if output.HasField("prompt_logprobs"):
+                output.completion_usage.CopyFrom(self.usage(job))
+            yield output
+
+
+@mutant("failures_have_usage", kills="USE-04/failed", also="STR-08/seen")
+class FailuresHaveUsage(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        if failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST:
+            position = len(job.choices[0].tokens)
+            usage = self.usage(job)
+            self.send(job, pb.LLMEngineOutput(first_output_position=position, completion_usage=usage))
+        super().fail(job, failure)
+
+
+@mutant("routing_keys_part_the_cache", kills="USE-06")
+class RoutingKeysPartTheCache(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        key = job.request.routing.routing_key
+        return [(f"{salt}/{key}", adapter, tokens) for salt, adapter, tokens in super().block_keys(job)]
+
+
+@mutant("salts_are_tidied", kills="USE-07")
+class SaltsAreTidied(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        return [(salt.strip().lower(), adapter, tokens) for salt, adapter, tokens in super().block_keys(job)]
+
+
+@mutant("who_goes_on_has_no_salt", kills="USE-07")
+class WhoGoesOnHasNoSalt(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        salt = "" if job.request.HasField("resume") else job.request.cache_salt
+        return [(salt, adapter, tokens) for _, adapter, tokens in super().block_keys(job)]
