@@ -155,3 +155,27 @@ class OneTimeoutHidesTheNext(KnowsItsStreams):
         if has_passed:
             for job in running:
                 job.deadline = float("inf")
+
+
+@mutant("timeouts_abort_what_runs", kills="MUX-12")
+class TimeoutsAbortWhatRuns(KnowsItsStreams):
+    """With CANCELLED, as if somebody had aborted it."""
+
+    def reap(self, now: float) -> None:
+        for job in [job for job in self.running if job.deadline <= now and self.is_multiplexed(job)]:
+            self.abort(job)
+        super().reap(now)
+
+
+@mutant("ids_of_streams_go_to_who_comes_last", kills="ABO-06/multiplexed")
+class IdsOfStreamsGoToWhoComesLast(KnowsItsStreams):
+    """And yet it is refused."""
+
+    def admit(self, job: Job) -> None:
+        first = self.live.get(job.request_id)
+        try:
+            super().admit(job)
+        except Refusal:
+            if first and self.is_multiplexed(first):
+                self.abort(first)
+            raise

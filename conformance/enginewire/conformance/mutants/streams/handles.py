@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.mutants.mixes.mixed_endings import KnowsItsStreams
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
@@ -36,16 +35,6 @@ class FieldsOfSubmitsHaveAnotherPath(Reference):
             if refusal.detail.field:
                 refusal.detail.field = f"generate.request.{refusal.detail.field}"
             raise
-
-
-@mutant("timeouts_abort_what_runs", kills="MUX-12")
-class TimeoutsAbortWhatRuns(KnowsItsStreams):
-    """With CANCELLED, as if somebody had aborted it."""
-
-    def reap(self, now: float) -> None:
-        for job in [job for job in self.running if job.deadline <= now and self.is_multiplexed(job)]:
-            self.abort(job)
-        super().reap(now)
 
 
 @mutant("timeouts_have_whole_seconds", kills="MUX-12/used-again")
@@ -98,20 +87,6 @@ class AnnotationsAreThoseOfTheStream(Reference):
         asked += own
         own[:] = asked
         return super().submitted(submit, call)
-
-
-@mutant("ids_of_streams_go_to_who_comes_last", kills="ABO-06/multiplexed")
-class IdsOfStreamsGoToWhoComesLast(KnowsItsStreams):
-    """And yet it is refused."""
-
-    def admit(self, job: Job) -> None:
-        first = self.live.get(job.request_id)
-        try:
-            super().admit(job)
-        except Refusal:
-            if first and self.is_multiplexed(first):
-                self.abort(first)
-            raise
 
 
 @mutant("few_annotations_are_read", kills="EVT-01/behind-others")
