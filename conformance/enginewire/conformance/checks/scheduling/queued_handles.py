@@ -24,8 +24,6 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 ANSWER: Final = 8
 CUT: Final = frozenset({"CANCELLED", "ERROR"})
 """Ends of choices that have not ended by themselves."""
-NOTICED: Final = 0.125
-"""Of the reaction bound: within so much does a server see that a timeout has passed."""
 
 
 @check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
