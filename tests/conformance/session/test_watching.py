@@ -11,12 +11,12 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import LEAST_LOOKS
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.loads import is_idle
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.session.watching import (
     NOTICED,
     freed,
-    is_idle,
     left_the_queue,
     still_running,
     until,

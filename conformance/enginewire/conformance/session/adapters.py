@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Final, cast
 
 import grpc
 
@@ -12,6 +12,8 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.exchange import Exchange
+
+LIST: Final = "AdminService.ListAdapters"
 
 
 async def load(ctx: Context, name: str, source: str) -> Exchange:
@@ -27,7 +29,7 @@ async def unload(ctx: Context, name: str) -> Exchange:
 
 async def listed(ctx: Context) -> list[str]:
     """The names of ListAdapters; a failure is a Violation."""
-    exchange = await ctx.client.ask("AdminService.ListAdapters", pb.ListAdaptersRequest())
+    exchange = await ctx.client.ask(LIST, pb.ListAdaptersRequest())
     adapters = cast(pb.ListAdaptersResponse, exchange.response()).adapters
     return [adapter.name for adapter in adapters]
 

@@ -19,11 +19,12 @@ from enginewire import v1 as pb
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.company import ALONE, FULL, MULTIPLEXED, REVISION, USED_ID, Company, draw
+from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
-from enginewire.conformance.wire.exchange import Exchange, Metadata
+from enginewire.conformance.wire.exchange import LIFETIME_KEY, Exchange, Metadata
 from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream, num_choices
@@ -171,8 +172,8 @@ class Context(Sizes):
     ) -> Exchange:
         """The differential negative check: a good request passes; with exactly this change it is refused.
 
-        The status must be one of `codes`, before any message, and its detail name `field` (by default
-        the changed one; "" = do not look) and `reason`.
+        The status must be one of `codes`, before any message and before acceptance, and its detail name
+        `field` (by default the changed one; "" = do not look) and `reason`.
         """
         base = good or self.request(max_tokens=1)
         await self.generate(base)
@@ -180,6 +181,8 @@ class Context(Sizes):
         exchange = await self.refused(changed)
         path = requests.path_of(next(iter(change))) if field is None else field
         require_refusal(exchange, tuple(codes), path, reason)
+        accepted = any(key == LIFETIME_KEY for key, _ in exchange.initial_metadata)
+        expect(not accepted, "the request was accepted before the refusal", expected="a status alone")
         return exchange
 
     async def greedy(self, wanted: int = 16, *, least: int = 1) -> Greedy:
@@ -222,12 +225,12 @@ class Context(Sizes):
         looks = Looks(self.bounds.reaction)
         while True:
             load = await self.client.load()
-            if not (load.running or load.waiting or load.kv_blocks_used):
+            if is_idle(load):
                 return load
             if looks.are_over():
                 raise Violation(
                     f"the server is not idle {self.bounds.reaction:.1f} s after its last request",
-                    expected="running 0, waiting 0, kv_blocks_used 0",
+                    expected=describe_load(pb.Load()),
                     seen=describe_load(load),
                 )
             await pause()
@@ -343,8 +346,3 @@ def require_refusal(
         expected=field,
         seen=detail.field,
     )
-
-
-def describe_load(load: pb.Load) -> str:
-    """The three numbers that have to return to 0."""
-    return f"running {load.running}, waiting {load.waiting}, kv_blocks_used {load.kv_blocks_used}"

@@ -9,7 +9,8 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
-from enginewire.conformance.session.context import Context, describe_load
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
@@ -75,11 +76,6 @@ async def ended_by_itself(stream: Stream) -> bool:
     """Read on; True when it was served to its natural end."""
     await stream.end()
     return stream.exchange.is_ok and stream.choice.reason_name == "LENGTH"
-
-
-def is_idle(load: pb.Load) -> bool:
-    """Nothing runs, waits or is held."""
-    return not (load.running or load.waiting or load.kv_blocks_used)
 
 
 async def end_soon(ctx: Context, streams: Sequence[Stream], otherwise: str) -> None:

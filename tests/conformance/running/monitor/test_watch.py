@@ -31,9 +31,10 @@ from tests.conformance.running.monitor.cases import (  # noqa: F401  # each of t
     streams,
     usage,
 )
+from tests.conformance.running.monitor.cases.load import load as load_with, told
 from tests.conformance.running.monitor.cases.register import CASES
 from tests.conformance.running.monitor.cases.right import RIGHT
-from tests.conformance.running.monitor.made import INFO, generated, outputs, refused, request, seen
+from tests.conformance.running.monitor.made import INFO, LIFE, generated, outputs, refused, request, seen
 
 STUCK = grpc.StatusCode.UNAVAILABLE
 EVERY: tuple[Invariant[Any], ...] = (*ANSWERS, *FAILURES, *CALLS, *STREAMS)
@@ -175,6 +176,25 @@ def test_the_first_finding_stays_and_others_are_counted() -> None:
     for check in ("LIM-01", "LIM-02"):
         monitor.watch(check, [generated(request(), [])], INFO, "")
     assert [(found.check, found.count) for found in monitor.findings.values()] == [("LIM-01", 2)]
+
+
+def looked(started_at: float, told_at: float, **counted: object) -> Exchange:
+    exchange = told(load_with(**counted))
+    exchange.started_at, exchange.arrived[0].at = started_at, told_at
+    return exchange
+
+
+def test_what_is_counted_goes_on_from_the_load_before_the_call() -> None:
+    one = looked(1.0, 2.0, preemptions=3, engine_lifetime_id=LIFE)
+    beside = looked(1.5, 2.5, preemptions=2, engine_lifetime_id=LIFE)
+    later = looked(3.0, 4.0, preemptions=3, engine_lifetime_id=LIFE)
+    another_life = looked(5.0, 6.0, engine_lifetime_id="another")
+    monitor = Monitor()
+    monitor.watch("INF-13", [later, one, beside, another_life], pb.GetEngineInfoResponse(), "")
+    assert not monitor.findings
+    back = looked(7.0, 8.0, preemptions=2, engine_lifetime_id=LIFE)
+    monitor.watch("INF-13", [one, back], pb.GetEngineInfoResponse(), "")
+    assert list(monitor.findings) == ["INF-13"]
 
 
 def test_another_server_is_not_judged_by_the_facts_of_this_one() -> None:

@@ -9,8 +9,9 @@ from typing import Final
 
 import grpc
 
+from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
-from enginewire.conformance.session.adapters import listed, load, loaded, new_name, unload
+from enginewire.conformance.session.adapters import LIST, listed, load, loaded, new_name, unload
 from enginewire.conformance.session.context import LEFT_OUT, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import queued, saturated
@@ -185,9 +186,11 @@ async def blocks_go_with_their_adapter(ctx: Context) -> None:
 
 @negative("lora")
 async def adapters_are_refused(ctx: Context) -> None:
-    """A request that names one, and loading one."""
+    """A request that names one, and each RPC about them."""
     await ctx.rejects({"lora_name": "some-adapter"}, codes=REFUSALS)
     require_refusal(await load(ctx, "some-adapter", "some/source"), LEFT_OUT)
+    require_refusal(await unload(ctx, "some-adapter"), LEFT_OUT)
+    require_refusal(await ctx.client.ask(LIST, pb.ListAdaptersRequest()), LEFT_OUT)
 
 
 async def _tokens(ctx: Context, kind: dict[str, Value], prompt: list[int]) -> list[int]:

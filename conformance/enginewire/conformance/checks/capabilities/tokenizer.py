@@ -90,9 +90,10 @@ async def chunks_are_small(ctx: Context) -> None:
 
 @negative("tokenizer")
 async def there_is_no_tokenizer(ctx: Context) -> None:
-    """NOT_FOUND says it as well."""
-    exchange = await ctx.client.ask(NAME, pb.GetTokenizerRequest())
-    require_refusal(exchange, (*LEFT_OUT, grpc.StatusCode.NOT_FOUND))
+    """For a caller without one, and for one that has a copy; NOT_FOUND says it as well."""
+    for digest in ("", "0" * 64):
+        exchange = await ctx.client.ask(NAME, pb.GetTokenizerRequest(if_none_match=digest))
+        require_refusal(exchange, (*LEFT_OUT, grpc.StatusCode.NOT_FOUND))
 
 
 async def _read(ctx: Context, if_none_match: str = "") -> Pieces:

@@ -7,9 +7,10 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
-from enginewire.conformance.session.context import Context, describe_load
+from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
+from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.conformance.wire.secrets import SECRETS
@@ -59,9 +60,8 @@ async def refusals_leave_nothing(ctx: Context) -> None:
     before = await ctx.idle()
     for refused in await send(ctx, [invalid for invalid in invalid_requests(ctx) if invalid.wrong in known]):
         after = await ctx.client.load()
-        is_idle = not (after.running or after.waiting or after.kv_blocks_used)
         message = "a refused request holds something"
-        expect(is_idle, message, expected="running 0, waiting 0, kv_blocks_used 0", seen=describe_load(after))
+        expect(is_idle(after), message, expected=describe_load(pb.Load()), seen=describe_load(after))
         for name in ("kv_blocks_cached", "waiting_tokens", "tokens_generated", "pending_transfers"):
             expect_equal(
                 getattr(after, name), getattr(before, name), f"{refused.invalid.wrong} changed Load.{name}"
@@ -112,8 +112,22 @@ async def invalid_requests_are_survived(ctx: Context) -> None:
         message = f"after {invalid.wrong} ({exchange.status}) a good request fails"
         expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
         expect_equal(again.tokens, tokens, f"after {invalid.wrong} a good request has other tokens")
+    await _lists_are_forgotten(ctx)
     now = (await ctx.client.load()).engine_lifetime_id
     expect_equal(now, life, "the engine began another life after an invalid request")
+
+
+async def _lists_are_forgotten(ctx: Context) -> None:
+    """Of a request that was refused because they leave nothing, the token that would have come first."""
+    if not (ctx.capabilities.allowed_token_ids and ctx.capabilities.bad_words):
+        return
+    greedy = await ctx.greedy()
+    best, other = greedy.tokens[0], next(each for each in greedy.prompt if each != greedy.tokens[0])
+    word = pb.TokenSequence(token_ids=[best])
+    await ctx.refused(ctx.request(allowed_token_ids=[best], bad_words_token_ids=[word]))
+    request = ctx.request(token_ids=greedy.prompt, max_tokens=1, allowed_token_ids=[other])
+    message = "after lists that leave nothing a good request has a token that it does not allow"
+    expect_equal((await ctx.generate(request)).tokens, [other], message)
 
 
 def _require_details(refused: Refused) -> None:

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from enginewire import v1 as pb
 from enginewire.conformance.running.registry import CheckFunction, negative
 from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.features import FEATURES
+from enginewire.conformance.session.fields import FLOATS
+from enginewire.conformance.session.requests import PARTS, Value
+from enginewire.field_rules import FIELD_RULES, Rule
+
+USES: Final = FEATURES | {
+    "prompt_embeds": {
+        "prompt_embeds": pb.Tensor(data_type=pb.DATA_TYPE_FLOAT32, shape=[1, 1], data=struct.pack("<f", 1.0))
+    },
+    "multi_modal_part_types": {"multi_modal_data": [pb.MultiModalPart(part_type="image_url")]},
+}
+"""As in FEATURES, and what only some requests of an engine that has the capability may be like."""
 
 
 def _refusal_of(capability: str) -> CheckFunction:
     async def is_refused(ctx: Context) -> None:
-        await ctx.rejects(FEATURES[capability], codes=REFUSALS)
+        for use in _uses(capability):
+            await ctx.rejects(use, codes=REFUSALS)
 
     is_refused.__doc__ = f"A request that uses {capability}."
     return is_refused
 
 
-for _capability in FEATURES:
+def _uses(capability: str) -> Iterator[dict[str, Value]]:
+    """The usual one, the same beside another stop condition, and the least of each field."""
+    yield USES[capability]
+    yield {**USES[capability], "stop_token_ids": [0]}
+    for rule in FIELD_RULES.values():
+        is_plain = not rule.is_in_list and (rule.path == rule.field.name or rule.path.startswith(PARTS[1:]))
+        if rule.capability == capability and is_plain and (least := _least(rule)) is not None:
+            yield {rule.field.name: least}
+
+
+def _least(rule: Rule) -> Value:
+    """What uses a field as little as may be: zero, or beside the value that changes nothing."""
+    if rule.field.is_repeated or rule.field.message_type is not None:
+        return None
+    match rule.field.cpp_type:
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return rule.neutral is not None
+        case FieldDescriptor.CPPTYPE_STRING:
+            return b"{}" if rule.json else "a text"
+    kind, step = (float, 0.5) if rule.field.cpp_type in FLOATS else (int, 1)
+    return kind(0 if rule.neutral is None else rule.neutral + step)
+
+
+for _capability in USES:
     negative(_capability)(_refusal_of(_capability))

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
 from enginewire.conformance.session.invalid_requests import fails_later
 from enginewire.conformance.session.requests import PARTS, Value
@@ -89,8 +90,10 @@ MANY: Final = 1023
 
 @check("ERR-01", needs=SHAPE)
 async def a_prompt_is_needed(ctx: Context) -> None:
-    """Everything but the prompt."""
+    """Everything but the prompt; tokens that were delivered are none."""
     await ctx.rejects({"token_ids": []})
+    if ctx.capabilities.resume:
+        await ctx.rejects({"token_ids": []}, good=ctx.request(**FEATURES["resume"]))
 
 
 @check("ERR-02", needs=SHAPE)
@@ -106,7 +109,10 @@ async def ids_are_in_the_vocabulary(ctx: Context) -> None:
 
 @check("ERR-03", needs=SHAPE)
 async def numbers_are_finite(ctx: Context) -> None:
-    """NaN and both infinities in every floating-point field that the descriptors know."""
+    """NaN and both infinities in every floating-point field that the descriptors know.
+
+    And in the second of two entries.
+    """
     slots = asyncio.Semaphore(4)
 
     async def one(path: FieldPath) -> None:
@@ -116,6 +122,10 @@ async def numbers_are_finite(ctx: Context) -> None:
                 _refused_like(ordinary, await _answer(ctx, path, value), path, value)
 
     await asyncio.gather(*map(one, fields_of(FLOATS)))
+    if ctx.capabilities.logit_bias:
+        for value in NOT_FINITE:
+            biases = [pb.LogitBias(token_id=token, bias=bias) for token, bias in enumerate((0.5, value))]
+            await ctx.rejects({"logit_bias": biases})
 
 
 @check("ERR-04", needs=SHAPE)
@@ -138,13 +148,18 @@ async def options_are_in_range(ctx: Context) -> None:
 
 @check("ERR-06", needs=SHAPE)
 async def models_have_names(ctx: Context) -> None:
-    """A name that nobody has; the empty one and the model's own are served."""
+    """Names that nobody has, of which some are like the model's; the empty one and its own are served."""
     for name in ("", ctx.config.model, *ctx.config.aliases):
         stream = await ctx.start(ctx.request(model=name)).end()
         message = f"the served model is not found under its name {name!r}"
         expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     codes = (grpc.StatusCode.NOT_FOUND,)
-    await ctx.rejects({"model": "no-such-model"}, codes=codes, reason=pb.ERROR_REASON_MODEL_NOT_FOUND)
+    model = ctx.config.model
+    served = {"", model, ctx.config.served_model_name, *ctx.config.aliases}
+    for name in {"no-such-model", f"{model}-2", f"{model}/2", model[:-1], model.swapcase()} - served:
+        for is_probe in (False, True):
+            good = ctx.request(max_tokens=1, is_probe=is_probe)
+            await ctx.rejects({"model": name}, good=good, codes=codes, reason=pb.ERROR_REASON_MODEL_NOT_FOUND)
 
 
 @check("ERR-27", needs=(*SHAPE, "ERR-11", "ERR-12"))
@@ -283,6 +298,7 @@ async def nothing_needs_no_capability(ctx: Context) -> None:
         message = f"{name} {value}, which changes nothing, is refused"
         expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     await ctx.generate(ctx.request(**NOTHING))
+    await ctx.generate(ctx.request(best_of=1))
     if (count := ctx.choices(2)) > 1:
         stream = await ctx.start(ctx.request(n=count, best_of=count)).end()
         message = "best_of of n, which changes nothing, is refused"

@@ -64,16 +64,15 @@ async def the_window_bounds(ctx: Context) -> None:
 
 @check("LIM-06", needs=(*SHAPE, "LIM-01"))
 async def min_tokens_holds(ctx: Context) -> None:
-    """A token known to come early as stop and as end of sequence."""
+    """A token known to come early as stop and as end of sequence, in each of several choices."""
     greedy = await ctx.greedy(least=5)
     early, most = greedy.tokens[0], len(greedy.tokens)
+    several = {"n": ctx.choices(2)} if ctx.choices(2) > 1 else {}
     for stop in ({"stop_token_ids": [early]}, {"eos_token_ids": [early], "ignore_eos": False}):
-        request = ctx.request(token_ids=greedy.prompt, min_tokens=5, max_tokens=most, **stop)
-        stream = await ctx.generate(request)
-        seen = len(stream.tokens)
-        expect(
-            seen >= 5, "a stop condition applied below min_tokens", expected="at least 5 tokens", seen=seen
-        )
+        request = ctx.request(token_ids=greedy.prompt, min_tokens=5, max_tokens=most, **stop, **several)
+        for choice in (await ctx.generate(request)).choices.values():
+            message, seen = "a stop condition applied below min_tokens", len(choice.tokens)
+            expect(seen >= 5, message, expected="at least 5 tokens", seen=seen)
 
 
 @check("LIM-07", needs=SHAPE)
@@ -126,11 +125,12 @@ async def _filling(ctx: Context) -> Stream:
 
 @check("LIM-12", needs=(*SHAPE, "INF-04", "LIM-06", "LIM-09"))
 async def the_minimum_has_room(ctx: Context) -> None:
-    """As many tokens as are left of the window, and one more."""
+    """As many tokens as are left of the window, and one more, with a maximum and without."""
     prompt = ctx.prompt(ctx.context_length() - ROOM)
     good = ctx.request(token_ids=prompt, max_tokens=ROOM, min_tokens=ROOM)
     stream = await ctx.generate(good)
     expect_equal(len(stream.tokens), ROOM, "a minimum that fits the window is not kept")
-    more = {"max_tokens": 2 * ROOM, "min_tokens": ROOM + 1}
-    long = requests.change(good, request_id=ctx.request().request_id, **more)
-    require_refusal(await ctx.refused(long), INVALID, reason=pb.ERROR_REASON_CONTEXT_EXCEEDED)
+    for most in (2 * ROOM, None):
+        more = {"max_tokens": most, "min_tokens": ROOM + 1}
+        long = requests.change(good, request_id=ctx.request().request_id, **more)
+        require_refusal(await ctx.refused(long), INVALID, reason=pb.ERROR_REASON_CONTEXT_EXCEEDED)

@@ -21,6 +21,8 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 PROMPT: Final = 21
 ANSWER: Final = 8
+SHORT: Final = 0.05
+"""Seconds that a request waits at most."""
 LOOKS: Final = 5
 COUNTED: Final = 0.05
 """Of the reaction bound: so much later than its slot is free may what ended be counted."""
@@ -30,13 +32,21 @@ FULL: Final = ("INF-08", "ABO-05")
 
 @check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
 async def counters_count(ctx: Context) -> None:
-    """Requests that end by themselves, one aborted, one to embed; what is never counted stays at 0."""
+    """Requests that end by themselves, one aborted, one to embed; what is never counted stays at 0.
+
+    Two of them are probes: one that ends by itself, and the one that is aborted.
+    """
     before = await _all_counted(ctx)
     count = ctx.choices(2)
     streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
-    streams.append(await ctx.start(ctx.long_request()).first_token())
-    await ctx.client.abort([streams[-1].request.request_id])
-    await streams[-1].end()
+    streams.append(await ctx.generate(ctx.request(is_probe=True)))
+    probe = await ctx.start(ctx.long_request(is_probe=True)).first_token()
+    streams.append(probe)
+    running = (await ctx.client.load()).running
+    await ctx.client.abort([probe.request.request_id])
+    await probe.end()
+    if probe.choice.reason_name == "CANCELLED":
+        expect(running, "Load.running does not count a probe", seen=running)
     if ctx.capabilities.embeddings:
         (await embed(ctx, [ctx.prompt()])).response()
     await ctx.refused(ctx.request(max_tokens=0))
@@ -57,7 +67,10 @@ async def counters_count(ctx: Context) -> None:
 
 @check("INF-13", variant="waiting", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL))
 async def waiting_requests_are_counted(ctx: Context) -> None:
-    """One of several choices is one request, and its prompt waits once; cancelled, it has ended."""
+    """One of several choices is one request, and its prompt waits once; cancelled, it has ended.
+
+    So has one of a stream whose time is over before it had a token.
+    """
     idle = await _all_counted(ctx)
     async with saturated(ctx) as running:
         before = await ctx.client.load()
@@ -71,13 +84,24 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
             load = await waits(ctx, len(running), before.waiting + 1)
         waiting.cancel()
         await left_the_queue(ctx, len(running), before.waiting, "a cancelled request goes on waiting")
+        late = await _too_late(ctx)
     if finished := (await _all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
-        expect_equal(ended, len(running) + 1, message)
+        expect_equal(ended, len(running) + 1 + late, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
     if load.waiting_tokens:
         tokens, prompt = load.waiting_tokens - before.waiting_tokens, len(waiting.request.request.token_ids)
         expect_equal(tokens, prompt, "Load.waiting_tokens does not count the prompts that wait")
+
+
+async def _too_late(ctx: Context) -> int:
+    """A request of a stream whose timeout passes while it waits; 0 where none is accepted."""
+    if not ctx.capabilities.multiplexed:
+        return 0
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request(), timeout=SHORT)
+        await stream.until_ended(1)
+        return len(stream.handle(1).accepted)
 
 
 @check("ABO-06", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "ABO-06"))

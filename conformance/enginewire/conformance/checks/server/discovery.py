@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.server.health import OTHERS
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
@@ -246,18 +247,20 @@ async def bootstrap_is_routable(ctx: Context) -> None:
 @check("INF-12", alone=True, needs=("HLT-03",))
 async def health_agrees_with_the_load(ctx: Context) -> None:
     """As the server is."""
-    await _agrees(ctx, health_types.LIVENESS)
-    await _agrees(ctx, health_types.READINESS)
+    await _agrees(ctx)
 
 
 @check("INF-12", variant="ending", phase=Phase.DESTRUCTIVE, alone=True, needs=("INF-12", "HLT-04"))
 async def health_agrees_to_the_end(ctx: Context) -> None:
-    """Drained, then cleaned up where that is served: the process is worth keeping until then."""
+    """Drained, then cleaned up where that is served: the process is worth keeping until then.
+
+    A request has been served before, as its load tells to the end.
+    """
+    await ctx.start(ctx.request()).end()
     steps = [("Drain", pb.DrainRequest()), ("Cleanup", pb.CleanupRequest())]
     for method, request in steps if ctx.capabilities.cleanup else steps[:1]:
         await ctx.client.ask(f"EngineService.{method}", request, timeout=ctx.bounds.answer)
-        await _agrees(ctx, health_types.LIVENESS)
-        await _agrees(ctx, health_types.READINESS)
+        await _agrees(ctx)
 
 
 async def _same_info(ctx: Context) -> None:
@@ -281,12 +284,17 @@ def _as_much(capability: str, most: int, vocab_size: int) -> dict[str, Value]:
     return {capability: ids if capability.endswith("_ids") else min(most, vocab_size)}
 
 
-async def _agrees(ctx: Context, service: str) -> None:
-    health, state = await ctx.client.health(service), (await ctx.client.load()).state
-    serves = ALIVE if service == health_types.LIVENESS else READY
-    expected = health_types.SERVING if state in serves else health_types.NOT_SERVING
-    message = f"health of {service!r} and Load.state {pb.EngineState.Name(state)} disagree"
-    expect_equal(health_types.NAMES.get(health), health_types.NAMES[expected], message)
+async def _agrees(ctx: Context) -> None:
+    """Of the process, and of each service that is served."""
+    for service in (health_types.LIVENESS, health_types.READINESS, *OTHERS):
+        asked = await ctx.client.ask(health_types.CHECK, health_types.request(service))
+        if service in OTHERS and not asked.is_ok:
+            continue  # HLT-08 says what else there may be
+        health, state = health_types.status_of(asked.response()), (await ctx.client.load()).state
+        serves = ALIVE if service == health_types.LIVENESS else READY
+        expected = health_types.SERVING if state in serves else health_types.NOT_SERVING
+        message = f"health of {service!r} and Load.state {pb.EngineState.Name(state)} disagree"
+        expect_equal(health_types.NAMES.get(health), health_types.NAMES[expected], message)
 
 
 def _is_wildcard(host: str) -> bool:

@@ -20,6 +20,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Program
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
@@ -44,8 +45,10 @@ async def is_reachable_while_it_loads(ctx: Context) -> None:
 
 @check("LIF-02", phase=Phase.LAUNCH, needs=WHOLE)
 async def sigterm_drains(ctx: Context) -> None:
-    """With a stream in flight."""
+    """With a stream in flight, and somebody who watches the health."""
     program, client = await _ready(ctx)
+    watch = client.call(health_types.WATCH, health_types.request(health_types.READINESS))
+    await anext(watch, None)
     stream = await ctx.start(ctx.lasting_request(), client=client).first_token()
     program.signal(signal.SIGTERM)
     await stream.end()
@@ -56,6 +59,7 @@ async def sigterm_drains(ctx: Context) -> None:
     expect(is_whole and stream.exchange.is_ok, message, expected=f"{wanted} tokens, LENGTH, OK", seen=seen)
     code = await _exit_code(ctx, program, "SIGTERM")
     expect_equal(code, 0, "SIGTERM ends the process with another exit code")
+    watch.cancel()
 
 
 @check("LIF-03", phase=Phase.LAUNCH, needs=(*SHAPE, "LIF-02"))

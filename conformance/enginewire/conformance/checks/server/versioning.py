@@ -16,6 +16,7 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 UINT32_MAX: Final = 2**32 - 1
+OUTSIDE: Final = (grpc.StatusCode.FAILED_PRECONDITION,)
 RANGE: Final = ("minimum_client_revision", "maximum_client_revision")
 
 
@@ -34,7 +35,7 @@ async def revisions_are_told(ctx: Context) -> None:
 
 @check("VER-02", needs=(*SHAPE, "VER-01"))
 async def other_revisions_are_refused(ctx: Context) -> None:
-    """Beside the range, and far beyond it."""
+    """Beside the range, and far beyond it, for a call and for a stream."""
     low, high = ctx.info.minimum_client_revision, ctx.info.maximum_client_revision
     for revision in {low - 1, high + 1, UINT32_MAX}:
         # 0 is a client that does not say.
@@ -42,13 +43,16 @@ async def other_revisions_are_refused(ctx: Context) -> None:
             continue
         exchange = await ctx.rejects(
             {"client_revision": revision},
-            codes=(grpc.StatusCode.FAILED_PRECONDITION,),
+            codes=OUTSIDE,
             reason=pb.ERROR_REASON_REVISION_MISMATCH,
         )
         told = exchange.detail.metadata if exchange.detail else {}
         seen = {name: told.get(name, "") for name in RANGE}
         expected = dict(zip(RANGE, (str(low), str(high)), strict=True))
         expect_equal(seen, expected, "the refusal does not tell the accepted range")
+        request = requests.change(ctx.request(), client_revision=revision)
+        submitted = (await ctx.start(request, is_multiplexed=True).end()).exchange
+        require_refusal(submitted, OUTSIDE, reason=pb.ERROR_REASON_REVISION_MISMATCH)
 
 
 @check("VER-02", variant="embed", gate="embeddings", needs=("VER-02", "EMB-01"))
@@ -58,8 +62,7 @@ async def other_revisions_embed_nothing(ctx: Context) -> None:
     if high >= UINT32_MAX:
         raise NotApplicable("there is no revision that is not accepted")
     refused = await embed(ctx, [ctx.prompt()], revision=high + 1)
-    codes = (grpc.StatusCode.FAILED_PRECONDITION,)
-    require_refusal(refused, codes, reason=pb.ERROR_REASON_REVISION_MISMATCH)
+    require_refusal(refused, OUTSIDE, reason=pb.ERROR_REASON_REVISION_MISMATCH)
 
 
 @check("VER-03", needs=(*SHAPE, "VER-02", "ERR-08"))
@@ -92,7 +95,7 @@ async def revisions_do_not_mix(ctx: Context) -> None:
     for stream in streams:
         await stream.first_token()
     refused = await ctx.refused(requests.change(ctx.request(), client_revision=high + 1))
-    require_refusal(refused, (grpc.StatusCode.FAILED_PRECONDITION,))
+    require_refusal(refused, OUTSIDE)
     for stream in [*streams, *map(started, (0, high))]:
         await stream.end()
         if not stream.exchange.is_ok or stream.tokens != alone:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import dropwhile
 from typing import Final, cast
+
+from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
@@ -13,12 +16,13 @@ from enginewire.conformance.session.context import (
     INVALID,
     LEFT_OUT,
     Context,
-    describe_load,
     require_refusal,
 )
+from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.session.saturation import queued, saturated
-from enginewire.conformance.session.watching import is_idle, still_running
+from enginewire.conformance.session.watching import still_running
 from enginewire.conformance.wire.client import Call
+from enginewire.conformance.wire.exchange import Arrived
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
 NAME: Final = "DiscoveryService.WatchLoad"
@@ -29,6 +33,9 @@ SHORT: Final = 40
 LONG_SECONDS: Final = 0.3
 """At least, of an interval in which a request begins or ends."""
 WATCHED_SECONDS: Final = 0.5
+LULL_SECONDS: Final = 0.3
+PUNCTUAL: Final = 0.9
+"""The part of an interval after which a timer may be early."""
 FIRST: Final = "WLD-01"
 
 
@@ -101,19 +108,41 @@ async def changes_are_sent_during_a_drain(ctx: Context) -> None:
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def the_interval_holds(ctx: Context) -> None:
-    """While requests come and go: the usual interval, a shorter one, and the shortest, beside each other."""
+    """While requests come and go: the usual interval, a shorter one, and the shortest, beside each other.
+
+    Before the first of them nothing happens for some intervals, of which nothing is made up for.
+    """
+    idle = await ctx.idle()
     watches = {interval: _watch(ctx, interval) for interval in (USUAL, SHORT, SHORTEST)}
     counting = {interval: asyncio.ensure_future(watch.finish()) for interval, watch in watches.items()}
-    end = time.monotonic() + WATCHED_SECONDS
+    await asyncio.sleep(LULL_SECONDS)
+    began = time.monotonic()
+    end = began + WATCHED_SECONDS
     while time.monotonic() < end:
         await ctx.generate(ctx.request())
     for interval, watch in watches.items():
         watch.cancel()
-        count = len((await counting[interval]).arrived)
+        arrived = (await counting[interval]).arrived
+        count = len(arrived)
         # From the call on: what was sent before its first load was read may have been on its way for long.
         most = (time.monotonic() - watch.exchange.started_at) * 1000 / interval + 2
         message = f"the load is sent more often than every {interval} ms"
         expect(count <= most, message, expected=f"at most {most:.0f}", seen=count)
+        _nothing_is_made_up_for(arrived, interval, began, idle)
+
+
+def _nothing_is_made_up_for(arrived: Sequence[Arrived], interval: int, began: float, idle: pb.Load) -> None:
+    """What tells of requests was sent after the first one began, however late it came."""
+
+    def tells(message: Message) -> bool:
+        load = cast(pb.WatchLoadResponse, message).load
+        return bool(load.running or load.waiting) or load.tokens_generated > idle.tokens_generated
+
+    since = [each.at for each in dropwhile(lambda each: not tells(each.message), arrived)]
+    for number, at in enumerate(since):
+        most = (at - began) * 1000 / (interval * PUNCTUAL) + 2
+        message = f"behind a lull the load is sent more often than every {interval} ms"
+        expect(number + 1 <= most, message, expected=f"at most {most:.0f}", seen=number + 1)
 
 
 @check("WLD-04", needs=(FIRST,), alone=True)

@@ -11,12 +11,16 @@ from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, P
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.sizes import most_choices
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.stream import Stream
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 VALUE: Final = "kit: a value"
 UNKNOWN: Final = ("nobody.knows.this", "nobody.knows.this:either", ":", "")
+MOST_EVENTS: Final = 1024
+LONGEST: Final = 128
+"""Tokens of a choice."""
 MOST: Final = 32
 """Annotations in one request, beside those that nobody knows."""
 
@@ -103,6 +107,21 @@ async def unknown_annotations_change_nothing(ctx: Context) -> None:
         stream.exchange.is_ok, "an unknown annotation is refused", expected="OK", seen=stream.exchange.status
     )
     expect_equal(stream.tokens, plain.tokens, "an unknown annotation changes the answer")
+
+
+@check("LIM-10", variant="events", gate="annotations", needs=(*SHAPE, "EVT-01", "SEQ-01"), in_company=False)
+async def events_are_few(ctx: Context) -> None:
+    """Of a request with more tokens than it may have events, in as many choices as there may be."""
+    count = most_choices(ctx.config)
+    each = MOST_EVENTS // count + 1
+    if each > LONGEST:
+        raise NotApplicable("so many tokens take too long in so few choices")
+    several = {"n": count} if count > 1 else {}
+    request = ctx.request(max_tokens=ctx.tokens(each, least=each), annotations=_keys(ctx), **several)
+    events = (await ctx.generate(request)).events
+    expect(
+        len(events) <= MOST_EVENTS, "a request has too many events", expected=MOST_EVENTS, seen=len(events)
+    )
 
 
 def _keys(ctx: Context, value: str = "") -> list[str]:

@@ -18,29 +18,31 @@ BLOCKS: Final = 4
 
 @check("PRB-01", needs=("STR-01", "STR-02", "STR-05"))
 async def a_prompt_is_enough(ctx: Context) -> None:
-    """A request id, token ids, and the word that it is a probe."""
-    inner = pb.PreprocessedRequest(token_ids=ctx.prompt(), is_probe=True)
-    request = pb.GenerateRequest(request_id=ctx.request().request_id, request=inner)
-    stream = await ctx.start(request, timeout=2 * ctx.bounds.answer).end()
-    message = "a probe with only token_ids is not served"
-    expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
-    expect(stream.terminals, "the answer of a probe has no terminal output", seen=stream.exchange.status)
-    count = len(stream.tokens)
-    expect(count <= 1, "a probe without max_tokens goes on", expected="one token", seen=f"{count} tokens")
+    """A request id, token ids, and the word that it is a probe; then past every EOS."""
+    for conditions in (None, pb.StopConditions(ignore_eos=True)):
+        inner = pb.PreprocessedRequest(token_ids=ctx.prompt(), is_probe=True, stop_conditions=conditions)
+        request = pb.GenerateRequest(request_id=ctx.request().request_id, request=inner)
+        stream = await ctx.start(request, timeout=2 * ctx.bounds.answer).end()
+        message = "a probe with only token_ids is not served"
+        expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+        expect(stream.terminals, "the answer of a probe has no terminal output", seen=stream.exchange.status)
+        count = len(stream.tokens)
+        expect(count <= 1, "a probe without max_tokens goes on", expected="one token", seen=f"{count} tokens")
 
 
 @check("PRB-02", needs=(*SHAPE, "LIM-03", "USE-01", "PRB-01"))
 async def the_model_answers(ctx: Context) -> None:
-    """The first greedy token of a few prompts: what is made up is not the model's."""
+    """The first greedy tokens of a few prompts, one or two: what is made up is not the model's."""
     for salt in range(PROMPTS):
-        prompt = ctx.prompt(salt=salt)
-        probe = await ctx.generate(_probe(ctx, token_ids=prompt))
+        prompt, count = ctx.prompt(salt=salt), 1 + salt % 2
+        probe = await ctx.generate(_probe(ctx, token_ids=prompt, max_tokens=count))
         if any(output.HasField("prefill_handoff") for output in probe.terminals):
             continue
         expect(probe.tokens, "the answer of a probe has no token", expected="at least 1", seen=0)
         expect(probe.usage.completion_tokens, "the usage of a probe counts no token")
         plain = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=1))
         expect_equal(probe.tokens[:1], plain.tokens, "a greedy probe does not bring the model's token")
+        expect_equal(len(probe.tokens), count, f"a probe with max_tokens {count} has another number of them")
 
 
 @check("PRB-03", needs=("PRB-01", "ERR-02"))

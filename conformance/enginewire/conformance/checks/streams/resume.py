@@ -18,6 +18,9 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 TOKENS: Final = 16
 FEWEST: Final = 4
+ATTEMPTS: Final = 3
+ROOM: Final = 8
+"""Tokens left in the window by the prompt that fills it."""
 RESUMED: Final = "RES-01"
 
 
@@ -49,7 +52,7 @@ async def penalties_go_on(ctx: Context, shape: Shape) -> None:
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), counts_prompt=True)
 async def limits_count_what_was_delivered(ctx: Context) -> None:
-    """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
+    """max_tokens, min_tokens, usage, what is left of the window, and a stop id that comes after the cut."""
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
     count = len(greedy.tokens)
     _, cut, _ = cuts(count)
@@ -58,11 +61,25 @@ async def limits_count_what_was_delivered(ctx: Context) -> None:
     usage = stream.usage
     expect_equal(usage.completion_tokens, count, "completion_tokens does not count what was delivered")
     expect_equal(usage.prompt_tokens, len(greedy.prompt), "prompt_tokens counts what was delivered")
+    await _fills_the_window(ctx)
     place = greedy.first_new(2)
     request = ctx.request(max_tokens=count, stop_token_ids=[greedy.tokens[place]])
     stream = await ctx.generate(resumed(request, greedy.tokens[: place - 1]))
     expect_equal(stream.tokens, greedy.tokens[place - 1 : place + 1], "a stop id is not found after a cut")
     expect_equal(stream.choice.reason_name, "STOP", "a stop id ended a resumed choice in another way")
+
+
+async def _fills_the_window(ctx: Context) -> None:
+    """As many tokens as there is room for behind the prompt, those that were delivered among them."""
+    if not ctx.config.HasField("context_length"):
+        return
+    prompt, handed_in = ctx.prompt(ctx.config.context_length - ROOM), ctx.prompt(FEWEST - 1, salt=1)
+    for most in (ROOM, None):
+        request = resumed(ctx.request(token_ids=prompt, max_tokens=most), handed_in)
+        choice = (await ctx.generate(request)).choice
+        seen, due = f"{len(choice.tokens)} tokens, {choice.reason_name}", ROOM - len(handed_in)
+        message = f"a resumed choice with max_tokens {most} does not fill the window"
+        expect_equal(seen, f"{due} tokens, LENGTH", message)
 
 
 @check("RES-05", needs=(*SHAPE, RESUMED, "STP-01", "STP-02", "LIM-06"))
@@ -224,9 +241,9 @@ def cuts(count: int) -> tuple[int, int, int]:
 
 
 def resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateRequest:
-    """The request, whose first choice goes on behind these tokens."""
+    """The request, whose first choice goes on behind these tokens. Its attempts are not always the first."""
     choice = pb.ResumedChoice(generated_token_ids=tokens)
-    request.request.resume.CopyFrom(pb.Resume(choices=[choice], attempt=1))
+    request.request.resume.CopyFrom(pb.Resume(choices=[choice], attempt=1 + len(tokens) % ATTEMPTS))
     return request
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import open_stream
@@ -175,6 +176,40 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
     """The RPC that empties it."""
     request = pb.ResetPrefixCacheRequest()
     require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
+
+
+@check(
+    "INF-09",
+    variant="reset",
+    gate="prefix_cache",
+    phase=Phase.LOAD,
+    needs=(*SHAPE, "INF-09", "USE-06", "CAN-01"),
+    alone=True,
+    in_company=False,
+    counts_prompt=True,
+)
+async def the_cache_can_be_emptied(ctx: Context) -> None:
+    """Beside a request that holds some of it, and idle: what was cached is gone, and nothing else.
+
+    An engine that can only drop everything says of the first that no block was freed.
+    """
+    prompt = ctx.fresh_prompt(BLOCKS)
+    for is_busy in (True, False):
+        await _cached(ctx, prompt)
+        await ctx.idle()
+        holder = ctx.start(ctx.long_request(token_ids=ctx.fresh_prompt(BLOCKS))) if is_busy else None
+        if holder:
+            await holder.first_token()
+        reset = await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
+        has_freed = any(cast(pb.ResetPrefixCacheResponse, each).blocks_freed for each in reset.messages)
+        if not is_busy:
+            expect(reset.is_ok, "the cache of an idle engine cannot be reset", seen=reset.status)
+        if has_freed or not is_busy:
+            found = await _cached(ctx, prompt)
+            expect_equal(found, 0, "a prompt is cached after ResetPrefixCache")
+        if holder:
+            holder.cancel()
+        await ctx.idle()
 
 
 @check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)

@@ -10,7 +10,7 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.reference.settings import Settings, without
 
 
 @mutant("lora_conflict_ok", kills="LOR-01")
@@ -126,3 +126,11 @@ class SilentlyIgnoresLora(Reference):
 class AdaptersAreInUseOnceTheyRun(Reference):
     def is_in_use(self, name: str) -> bool:
         return any(job.request.routing.lora_name == name for job in self.running)
+
+
+@mutant("no_adapters_are_an_empty_list", kills="ERR-17/lora")
+class NoAdaptersAreAnEmptyList(Reference):
+    settings = without("lora")
+
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        return pb.ListAdaptersResponse()

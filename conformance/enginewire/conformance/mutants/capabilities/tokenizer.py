@@ -92,3 +92,15 @@ class TokenizerUnadvertised(Reference):
     def require(self, capability: str) -> None:
         if capability != "tokenizer":
             super().require(capability)
+
+
+@mutant("whoever_has_a_tokenizer_has_this_one", kills="ERR-17/tokenizer")
+class WhoeverHasATokenizerHasThisOne(Reference):
+    settings = without("tokenizer")
+
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        if request.if_none_match:
+            yield pb.GetTokenizerResponse(manifest=pb.TokenizerManifest(digest=request.if_none_match))
+            return
+        async for piece in super().tokenizer(request):
+            yield piece

@@ -19,7 +19,7 @@ class AbortedRequestsDoNotFinish(Reference):
         self.counters.requests_finished -= 1
 
 
-@mutant("failed_requests_do_not_finish", kills="INF-13/mixed")
+@mutant("failed_requests_do_not_finish", kills="INF-13/waiting")
 class FailedRequestsDoNotFinish(Reference):
     def fail(self, job: Job, failure: Refusal) -> None:
         super().fail(job, failure)
@@ -179,3 +179,48 @@ class IdsOfStreamsGoToWhoComesLast(KnowsItsStreams):
             if first and self.is_multiplexed(first):
                 self.abort(first)
             raise
+
+
+@mutant("who_is_late_in_the_queue_is_not_counted", kills="INF-13/waiting")
+class WhoIsLateInTheQueueIsNotCounted(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        self.counters.requests_finished -= not job.is_running
+        super().fail(job, failure)
+
+
+@mutant("probes_are_not_counted", kills="INF-13")
+class ProbesAreNotCounted(Reference):
+    def release(self, job: Job) -> None:
+        is_live = self.live.get(job.request_id) is job
+        super().release(job)
+        self.counters.requests_finished -= is_live and job.request.is_probe
+
+
+@mutant("probes_do_not_run", kills="INF-13")
+class ProbesDoNotRun(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.running -= sum(len(self.with_slots(job)) for job in self.running if job.request.is_probe)
+        return load
+
+
+@mutant("prompts_of_the_aborted_wait", kills="ABO-05")
+class PromptsOfTheAbortedWait(Reference):
+    """Until another request comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 0
+
+    def abort(self, job: Job) -> None:
+        self._left += 0 if job.is_running else len(job.request.token_ids)
+        super().abort(job)
+
+    def admit(self, job: Job) -> None:
+        super().admit(job)
+        self._left = 0
+
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting_tokens += self._left
+        return load

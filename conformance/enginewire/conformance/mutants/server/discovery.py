@@ -187,3 +187,12 @@ class HeldBlocksAreCachedToo(Reference):
         if load.running:
             load.kv_blocks_cached = load.kv_blocks_total
         return load
+
+
+@mutant("counts_end_with_the_cleanup", kills="INF-13/seen", traffic="INF-12/ending")
+class CountsEndWithTheCleanup(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.state == pb.ENGINE_STATE_STOPPED:
+            load.step = load.requests_finished = load.tokens_generated = 0
+        return load

@@ -152,3 +152,13 @@ class OtherServicesStayReady(Reference):
         status = super().health(service)
         is_other = service not in (health_types.LIVENESS, health_types.READINESS)
         return health_types.SERVING if is_other and status == health_types.NOT_SERVING else status
+
+
+@mutant("discovery_is_always_healthy", kills=("INF-12/ending", "HLT-04/cleaned-up"))
+class DiscoveryIsAlwaysHealthy(Reference):
+    """To the end: it serves the load, whatever that is."""
+
+    def health(self, service: str) -> int:
+        is_discovery = service == "enginewire.v1.DiscoveryService"
+        is_over = self.state == pb.ENGINE_STATE_STOPPED
+        return health_types.SERVING if is_discovery and is_over else super().health(service)

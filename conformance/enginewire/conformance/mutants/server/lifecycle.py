@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
@@ -141,3 +142,23 @@ class StaleSocket(Reference):
         super().check_address(target)
         if os.path.exists(target.removeprefix("unix:")):
             raise AddressError(f"cannot listen at {target}: the file exists")
+
+
+@mutant("who_watches_holds_the_shutdown", kills="LIF-02")
+class WhoWatchesHoldsTheShutdown(Reference):
+    """As long as a health Watch is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watchers = 0
+
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        self._watchers += 1
+        try:
+            async for status in super().watch_health(service):
+                yield status
+        finally:
+            self._watchers -= 1
+
+    def is_busy(self) -> bool:
+        return super().is_busy() or bool(self._watchers)

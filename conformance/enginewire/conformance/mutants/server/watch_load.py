@@ -101,3 +101,20 @@ class WatchDoesNotLookAtTheState(Reference):
             if response.load != told:
                 told.CopyFrom(response.load)
                 yield response
+
+
+@mutant("watch_makes_up_for_a_lull", kills="WLD-03")
+class WatchMakesUpForALull(Reference):
+    """Each message is due an interval after the one before was due."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if request.min_interval_ms != 40:
+            async for response in super().watch_load(request):
+                yield response
+        due, sent = time.monotonic(), pb.Load()
+        while True:
+            load = self.load()
+            if load != sent and time.monotonic() >= due:
+                yield pb.WatchLoadResponse(load=load)
+                due, sent = due + request.min_interval_ms / 1000, load
+            await asyncio.sleep(0.001)

@@ -122,3 +122,11 @@ class UnknownAnnotationChangesTheAnswer(Reference):
         super().validate(request)
         if request.request.annotations:
             request.request.stop_conditions.max_tokens = 1
+
+
+@mutant("events_with_every_token", kills="LIM-10/events", also="EVT-02/seen")
+class EventsWithEveryToken(Reference):
+    """Of requests of many choices."""
+
+    def due_events(self, job: Job) -> Events:
+        return self.answers(job.request.annotations) if len(job.choices) > 4 else super().due_events(job)

@@ -206,3 +206,45 @@ class WhoGoesOnHasNoSalt(Reference):
     def block_keys(self, job: Job) -> list[BlockKey]:
         salt = "" if job.request.HasField("resume") else job.request.cache_salt
         return [(salt, adapter, tokens) for _, adapter, tokens in super().block_keys(job)]
+
+
+class _WithoutKvEvents(Reference):
+    """Its cache can be looked at through what it finds there alone."""
+
+    settings = without("kv_events")
+
+
+@mutant("a_busy_cache_is_not_emptied", kills="INF-09/reset")
+class ABusyCacheIsNotEmptied(_WithoutKvEvents):
+    def clear_cache(self) -> int:
+        return len(self.cache) if self.running else super().clear_cache()
+
+
+@mutant("an_idle_cache_is_not_emptied", kills="INF-09/reset")
+class AnIdleCacheIsNotEmptied(_WithoutKvEvents):
+    def clear_cache(self) -> int:
+        return super().clear_cache() if self.running else 0
+
+
+@mutant("a_reset_forgets_who_holds_blocks", kills="INF-09/reset")
+class AResetForgetsWhoHoldsBlocks(_WithoutKvEvents):
+    def clear_cache(self) -> int:
+        for job in self.running:
+            job.blocks = 0
+        return super().clear_cache()
+
+
+@mutant("a_reset_begins_another_life", kills="ERR-19/seen", traffic="INF-09/reset")
+class AResetBeginsAnotherLife(_WithoutKvEvents):
+    def __init__(self) -> None:
+        super().__init__()
+        self._resets = 0
+
+    def clear_cache(self) -> int:
+        self._resets += 1
+        return super().clear_cache()
+
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.engine_lifetime_id += f"-{self._resets}" if self._resets else ""
+        return load

@@ -5,7 +5,7 @@ An answer is the same whether it came over Generate or as a handle of GenerateMu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -32,10 +32,14 @@ CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One RPC, and what is known about the engine it was sent to: nothing where `info` is empty."""
+    """One RPC, and what is known about the engine it was sent to: nothing where `info` is empty.
+
+    `before`: the last load of each life that had arrived when the call began.
+    """
 
     exchange: Exchange
     info: pb.GetEngineInfoResponse
+    before: Mapping[str, pb.Load] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,27 @@ def loads_of(exchange: Exchange) -> Iterator[pb.Load]:
     """Every load that an RPC told."""
     yield from (answer.load for answer in messages_of(exchange, pb.GetLoadResponse))
     yield from (answer.load for answer in messages_of(exchange, pb.WatchLoadResponse))
+
+
+def with_loads_before(exchanges: Iterable[Exchange]) -> Iterator[tuple[Exchange, Mapping[str, pb.Load]]]:
+    """The exchanges in the order in which they began, each with the last load of each life before it."""
+    begun = sorted(exchanges, key=lambda exchange: exchange.started_at)
+    told = sorted(
+        (
+            (arrived.at, load)
+            for exchange in begun
+            for arrived, load in zip(exchange.arrived, loads_of(exchange), strict=False)
+            if load.engine_lifetime_id
+        ),
+        key=lambda each: each[0],
+        reverse=True,
+    )
+    before: dict[str, pb.Load] = {}
+    for exchange in begun:
+        while told and told[-1][0] < exchange.started_at:
+            load = told.pop()[1]
+            before[load.engine_lifetime_id] = load
+        yield exchange, dict(before)
 
 
 def rows_of(output: pb.LLMEngineOutput) -> list[Row]:

@@ -15,6 +15,9 @@ USUAL_INTERVAL_MS: Final = 100
 EARLIER: Final = 0.1
 """By which part of an interval a message may come too early: timers and clocks are not the same thing."""
 
+COUNTED: Final = ("step", "preemptions", "requests_finished", "tokens_generated")
+"""What is counted since the start."""
+
 SERVING: Final = (pb.ENGINE_STATE_READY, pb.ENGINE_STATE_DRAINING)
 
 
@@ -59,6 +62,18 @@ def running_sequences_are_bounded(seen: Seen) -> None:
                 config.max_num_seqs,
             )
             expect(rank.running <= most, message, expected=most, seen=rank.running)
+
+
+@of_calls("INF-13")
+def counts_do_not_go_back(seen: Seen) -> None:
+    """From one load of a watch to the next, and since the last load before the call, whoever asked for it."""
+    before = dict(seen.before)
+    for load in loads_of(seen.exchange):
+        earlier = before.get(load.engine_lifetime_id, pb.Load())
+        for name in COUNTED:
+            least, told = getattr(earlier, name), getattr(load, name)
+            expect(told >= least, f"Load.{name} went back", expected=f"at least {least}", seen=told)
+        before[load.engine_lifetime_id] = load
 
 
 @of_calls("WLD-03")

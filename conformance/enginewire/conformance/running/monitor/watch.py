@@ -5,9 +5,9 @@ Knows nothing about checks but their names, which say whose traffic it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Final, TypeVar
 from weakref import WeakSet
 
@@ -25,7 +25,14 @@ from enginewire.conformance.running.monitor import (
     streams,
     usage,
 )
-from enginewire.conformance.running.monitor.facts import Answer, Failure, Seen, failure_of, of_generate
+from enginewire.conformance.running.monitor.facts import (
+    Answer,
+    Failure,
+    Seen,
+    failure_of,
+    of_generate,
+    with_loads_before,
+)
 from enginewire.conformance.running.monitor.handles import (
     Handles,
     answers_of,
@@ -58,6 +65,8 @@ _PLACES: Final = {module.__name__: place for place, module in enumerate(MODULES)
 KINDS: Final = (ANSWERS, FAILURES, CALLS, STREAMS)
 for _kind in KINDS:
     _kind.sort(key=lambda invariant: _PLACES[invariant.function.__module__])
+
+NOTHING: Final[Mapping[str, pb.Load]] = MappingProxyType({})
 
 SHARED: Final = "what the checks share"
 """Whose traffic it is that no check shows: measurements and observations made once."""
@@ -98,13 +107,13 @@ class Monitor:
         self, check: str, exchanges: Iterable[Exchange], info: pb.GetEngineInfoResponse, target: str
     ) -> None:
         """Look at exchanges that nobody adds to any more. `info`: what the server at `target` said it is."""
-        for exchange in exchanges:
+        for exchange, before in with_loads_before(exchanges):
             if exchange in self._known:
                 continue
             self._known.add(exchange)
             self.watched += 1
             told = info if exchange.target == target else pb.GetEngineInfoResponse()
-            for identifier, violation in violations(exchange, told):
+            for identifier, violation in violations(exchange, told, before):
                 self._found(Finding(identifier, violation, exchange, check))
 
     def _found(self, finding: Finding) -> None:
@@ -114,9 +123,11 @@ class Monitor:
             self.findings[finding.id] = finding
 
 
-def violations(exchange: Exchange, info: pb.GetEngineInfoResponse) -> Iterator[tuple[str, Violation]]:
-    """Everything that is wrong with one exchange, as id and violation."""
-    seen = Seen(exchange, info)
+def violations(
+    exchange: Exchange, info: pb.GetEngineInfoResponse, before: Mapping[str, pb.Load] = NOTHING
+) -> Iterator[tuple[str, Violation]]:
+    """Everything that is wrong with one exchange, as id and violation. `before`: loads as Seen has them."""
+    seen = Seen(exchange, info, before)
     yield from _broken(CALLS, seen)
     # Once: whoever looks at a stream looks at the same uses.
     handles = handles_of(exchange, info.config) if is_multiplexed(exchange) else None
