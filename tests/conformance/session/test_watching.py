@@ -11,7 +11,6 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import LEAST_LOOKS
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.loads import is_idle
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.session.watching import (
@@ -22,6 +21,7 @@ from enginewire.conformance.session.watching import (
     until,
 )
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.loads import is_idle
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 

@@ -19,12 +19,12 @@ from enginewire import v1 as pb
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.company import ALONE, FULL, MULTIPLEXED, REVISION, USED_ID, Company, draw
-from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import LIFETIME_KEY, Exchange, Metadata
+from enginewire.conformance.wire.loads import describe_load, is_idle
 from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream, num_choices

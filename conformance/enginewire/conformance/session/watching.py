@@ -10,7 +10,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.loads import describe_load, is_idle
+from enginewire.conformance.wire.loads import describe_load, is_idle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 

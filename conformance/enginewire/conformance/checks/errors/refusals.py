@@ -10,9 +10,9 @@ from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
-from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import google_rpc
+from enginewire.conformance.wire.loads import describe_load, is_idle
 from enginewire.conformance.wire.secrets import SECRETS
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 

@@ -10,7 +10,6 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.loads import is_idle
 from enginewire.conformance.session.requests import OUTPUT_TOKENS
 from enginewire.conformance.session.saturation import all_queued, queued, saturated
 from enginewire.conformance.session.watching import (
@@ -19,6 +18,7 @@ from enginewire.conformance.session.watching import (
     still_running,
     until,
 )
+from enginewire.conformance.wire.loads import is_idle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable
 

@@ -15,7 +15,6 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, require_refusal
-from enginewire.conformance.session.loads import is_idle
 from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
@@ -23,6 +22,7 @@ from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import google_rpc
+from enginewire.conformance.wire.loads import is_idle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal

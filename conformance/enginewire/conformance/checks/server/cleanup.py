@@ -14,10 +14,10 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.session.loads import describe_load
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.loads import describe_load
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal

@@ -47,7 +47,8 @@ async def is_reachable_while_it_loads(ctx: Context) -> None:
 async def sigterm_drains(ctx: Context) -> None:
     """With a stream in flight, and somebody who watches the health."""
     program, client = await _ready(ctx)
-    watch = client.call(health_types.WATCH, health_types.request(health_types.READINESS))
+    asked = health_types.request(health_types.READINESS)
+    watch = client.call(health_types.WATCH, asked, timeout=ctx.bounds.check)
     await anext(watch, None)
     stream = await ctx.start(ctx.lasting_request(), client=client).first_token()
     program.signal(signal.SIGTERM)

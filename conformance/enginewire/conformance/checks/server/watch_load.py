@@ -18,11 +18,11 @@ from enginewire.conformance.session.context import (
     Context,
     require_refusal,
 )
-from enginewire.conformance.session.loads import describe_load, is_idle
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import still_running
 from enginewire.conformance.wire.client import Call
 from enginewire.conformance.wire.exchange import Arrived
+from enginewire.conformance.wire.loads import describe_load, is_idle
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
 NAME: Final = "DiscoveryService.WatchLoad"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.loads import OF_REQUESTS, describe_load, is_idle
+from enginewire.conformance.wire.loads import OF_REQUESTS, describe_load, is_idle
 
 
 @pytest.mark.parametrize("name", OF_REQUESTS)
