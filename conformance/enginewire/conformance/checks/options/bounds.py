@@ -74,7 +74,7 @@ async def opaque_fields_are_bounded(ctx: Context) -> None:
     await _some_at_a_time(map(one_more, opaque))
 
 
-@check("LIM-10", variant="opaque", needs=(*SHAPE, "LIM-01", "SAM-01"), in_company=False)
+@check("LIM-10", variant="opaque", needs=(*SHAPE, "LIM-01"), in_company=False)
 async def what_is_for_others_is_served(ctx: Context) -> None:
     """All fields that an engine may leave unread, set in some ways at once: they change nothing."""
     count = ctx.tokens(TOKENS)
