@@ -48,7 +48,7 @@ from enginewire.torch_engine.requests.pooling import Embedding
 from enginewire.torch_engine.requests.reader import RequestReader, read_guide
 from enginewire.torch_engine.requests.sequence import Request
 from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
-from enginewire.torch_engine.step_thread import Command, StepThread
+from enginewire.torch_engine.step_thread import Command, StepThread, only_counts
 
 if TYPE_CHECKING:
     from enginewire.torch_engine.guided.backends import GuidedBackends
@@ -72,6 +72,7 @@ class TorchEngine:
         self._embedding_waits = EmbeddingWaits(self._streams)
         self._embedding: Embedding | None = None
         self._thread: StepThread | None = None
+        self._counted = pb.Load()
         self._reader: RequestReader | None = None
         self._kv_events: KvEventLog | None = None
         self._tokenizer: Tokenizer | None = None
@@ -200,8 +201,7 @@ class TorchEngine:
     async def drain(self) -> None:
         """Hand requests that have produced nothing yet back as Draining failures."""
         if self._thread:
-            draining = Draining("the engine is draining")
-            self._thread.post(lambda core: core.live.hand_back_waiting(draining))
+            self._thread.post(lambda core: core.live.hand_back_waiting(Draining("the engine is draining")))
 
     async def cleanup(self) -> None:
         """Cancel what is live, end the step thread, forget the model."""
@@ -215,7 +215,7 @@ class TorchEngine:
         if self._thread:
             self._thread.stop()
             if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
-                self._thread = None
+                self._counted, self._thread = only_counts(self._thread.snapshot.load), None
         if self._transfers:
             await self._transfers.close()
         self._reader = None
@@ -267,7 +267,7 @@ class TorchEngine:
     def load(self) -> pb.Load:
         """The load after the last step. What was submitted since then counts as waiting."""
         if self._thread is None:
-            return pb.Load()
+            return only_counts(self._counted)
         snapshot, load = self._thread.snapshot, pb.Load()
         load.CopyFrom(snapshot.load)
         load.waiting += max(self._num_submitted - snapshot.requests_added, 0)

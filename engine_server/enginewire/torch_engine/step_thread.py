@@ -64,6 +64,15 @@ class LoadSnapshot(NamedTuple):
     prefix_cache_hits: int = 0
 
 
+def only_counts(load: pb.Load) -> pb.Load:
+    """The load of an engine that has ended: nothing is left, but what has been counted stays."""
+    made = pb.Load()
+    made.CopyFrom(load)
+    for name in ("running", "waiting", "waiting_tokens", "kv_blocks_used", "kv_blocks_cached"):
+        made.ClearField(name)
+    return made
+
+
 class StepThread:
     """Runs an engine core; every method may be called from any thread."""
 
@@ -207,11 +216,7 @@ class StepThread:
     def _die(self, core: EngineCore) -> None:
         self.is_dead = True
         self._take_commands(core, wait=False)
-        # Nothing is left, but what has been counted stays.
-        load = pb.Load()
-        load.CopyFrom(self.snapshot.load)
-        for name in ("running", "waiting", "waiting_tokens", "kv_blocks_used", "kv_blocks_cached"):
-            load.ClearField(name)
+        load = only_counts(self.snapshot.load)
         self.snapshot = self.snapshot._replace(
             load=load, max_total_tokens=0, requests_added=core.counters.requests_added
         )
