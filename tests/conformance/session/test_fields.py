@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.fields import (
@@ -17,10 +15,8 @@ from enginewire.conformance.session.fields import (
     text_fields,
     unknown_fields,
     varint,
-    with_opaque,
     without_indexes,
 )
-from enginewire.field_rules import FIELD_RULES
 
 
 def path(name: str, types: tuple[int, ...] = FLOATS) -> FieldPath:
@@ -106,26 +102,3 @@ def test_unknown_fields_parse_and_mean_nothing() -> None:
 
 def test_indexes_are_left_out() -> None:
     assert without_indexes("a.b[0].c[12]") == "a.b.c"
-
-
-def test_what_is_opaque_is_set_and_nothing_that_an_engine_reads() -> None:
-    made = [with_opaque(pb.GenerateRequest(), way).request for way in range(3)]
-    assert len({request.SerializeToString() for request in made}) == 3
-    for request in made:
-        found = set(_paths_of(request))
-        assert {FIELD_RULES[path].field_class for path in found} == {pb.FIELD_CLASS_OPAQUE}
-        assert {"routing.prefill_worker_id", "router_config_override.router_temperature"} <= found
-        assert not found & {"mm_processor_kwargs", "annotations", "prefill_result.disaggregated_params"}
-    actions = {request.routing.session_control.action for request in made}
-    assert actions == set(pb.SessionAction.values())
-
-
-def _paths_of(message: Message, prefix: str = "") -> Iterator[str]:
-    """Of the fields that are set and hold no messages."""
-    for field, value in message.ListFields():
-        name = f"{prefix}{field.name}"
-        if field.message_type is None:
-            yield name
-            continue
-        for entry in value if field.is_repeated else [value]:
-            yield from _paths_of(entry, f"{name}.")

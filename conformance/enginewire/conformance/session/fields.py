@@ -6,7 +6,7 @@ A path leads through repeated messages by their first entry. Builds and encodes;
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,23 +15,9 @@ from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.requests import Value
-from enginewire.field_rules import FIELD_RULES
 
 FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 ENUMS: Final = (FieldDescriptor.CPPTYPE_ENUM,)
-
-ORDINARY: Final[dict[int, Callable[[int], Value]]] = {
-    **dict.fromkeys(FLOATS, lambda way: way + 0.5),
-    **dict.fromkeys((FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64), lambda way: way + 1),
-    **dict.fromkeys((FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64), lambda way: way + 1),
-    FieldDescriptor.CPPTYPE_BOOL: lambda way: way % 2 == 0,
-    FieldDescriptor.CPPTYPE_ENUM: lambda way: way,
-    FieldDescriptor.CPPTYPE_STRING: lambda way: "kit",
-}
-"""Kinds of fields, and a value of each."""
-
-OF_OTHERS: Final = ("annotations", "prefill_result")
-"""Fields of whose answers more is said, and of engines of another role."""
 
 UNKNOWN_NUMBER: Final = 19_999 + 10_000
 """A field number the contract does not use; 19000 to 19999 belong to protobuf itself."""
@@ -73,27 +59,6 @@ class FieldPath:
 def fields_of(types: Collection[int]) -> list[FieldPath]:
     """All fields of these C++ types below PreprocessedRequest."""
     return list(_walk(pb.PreprocessedRequest.DESCRIPTOR, (), types))
-
-
-def with_opaque(request: pb.GenerateRequest, way: int) -> pb.GenerateRequest:
-    """The request, with an ordinary value in each field that engines may leave unread: another one each way.
-
-    Those that go only with a capability or a role of the engine stay unset, and annotations too.
-    """
-    for path in _walk(pb.PreprocessedRequest.DESCRIPTOR, (), ORDINARY):
-        rule = FIELD_RULES[path.name]
-        is_opaque = rule.field_class == pb.FIELD_CLASS_OPAQUE and not rule.capability
-        if is_opaque and path.steps[0].name not in OF_OTHERS:
-            path.put(request, _ordinary(path.steps[-1], way, is_json=bool(rule.json)))
-    return request
-
-
-def _ordinary(field: FieldDescriptor, way: int, *, is_json: bool) -> Value:
-    if field.enum_type is not None:
-        return field.enum_type.values[way % len(field.enum_type.values)].number
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return b'{"kit": 1}' if is_json else b"kit"
-    return ORDINARY[field.cpp_type](way)
 
 
 def text_fields() -> list[FieldPath]:

@@ -13,14 +13,11 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.features import BOUNDS, RANGES, Bound
-from enginewire.conformance.session.fields import with_opaque
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 SLOTS: Final = 4
-WAYS: Final = 3
-TOKENS: Final = 16
 SAME: Final = 1e-3
 LENGTHS: Final = (1, 17)
 """Of lists, beside the most that there may be."""
@@ -72,23 +69,6 @@ async def opaque_fields_are_bounded(ctx: Context) -> None:
 
     opaque = [bound for bound in BOUNDS if bound.is_opaque and _is_offered(ctx, bound.rule.capability)]
     await _some_at_a_time(map(one_more, opaque))
-
-
-@check("LIM-10", variant="opaque", needs=(*SHAPE, "LIM-01"), in_company=False)
-async def what_is_for_others_is_served(ctx: Context) -> None:
-    """All fields that an engine may leave unread, set in some ways at once: they change nothing."""
-    count = ctx.tokens(TOKENS)
-    plain = await ctx.generate(ctx.request(max_tokens=count))
-    for over_a_stream in (False, True):
-        streams = [
-            ctx.start(with_opaque(ctx.request(max_tokens=count), way), is_multiplexed=over_a_stream)
-            for way in range(WAYS)
-        ]
-        for stream in streams:
-            ended, message = (await stream.end()).exchange, "a request is refused for what is for others"
-            expect(ended.is_ok, message, expected="OK", seen=ended.status)
-            seen, expected = ((each.tokens[:1], len(each.tokens)) for each in (stream, plain))
-            expect_equal(seen, expected, "what is for others changes an answer: first token and length")
 
 
 @check("LIM-10", variant="lists", needs=(*LISTS, "LIM-10"))

@@ -175,23 +175,6 @@ class LaterAttemptsHaveOtherSeeds(Reference):
         return job
 
 
-@mutant("hints_for_routers_are_checked", kills="LIM-10/opaque")
-class HintsForRoutersAreChecked(Reference):
-    def check_role(self, request: pb.PreprocessedRequest) -> None:
-        super().check_role(request)
-        if request.routing.HasField("prefill_worker_id"):
-            message = "routing.prefill_worker_id: no such worker"
-            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, message, field="routing.prefill_worker_id")
-
-
-@mutant("routers_temperature_is_taken", kills="LIM-10/opaque")
-class RoutersTemperatureIsTaken(Reference):
-    def check_role(self, request: pb.PreprocessedRequest) -> None:
-        super().check_role(request)
-        if request.router_config_override.router_temperature:
-            request.sampling_options.temperature = 100.0
-
-
 @mutant("probes_have_one_token", kills="PRB-02", also=("LIM-02/seen",))
 class ProbesHaveOneToken(Reference):
     def room(self, choice: Choice) -> int:

@@ -43,3 +43,12 @@ class OldRequestsAreLate(Reference):
 class MigratedRequestsLeaveTheCacheAlone(Reference):
     def is_cacheable(self, job: Job) -> bool:
         return super().is_cacheable(job) and not job.request.HasField("migration_link")
+
+
+@mutant("hints_for_routers_are_checked", kills="LIM-13")
+class HintsForRoutersAreChecked(Reference):
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        super().check_role(request)
+        if request.routing.HasField("prefill_worker_id"):
+            message = "routing.prefill_worker_id: no such worker"
+            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, message, field="routing.prefill_worker_id")
