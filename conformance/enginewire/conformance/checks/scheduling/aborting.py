@@ -33,7 +33,6 @@ TIMES: Final = 10
 LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
-BLOCKS: Final = 2
 MORE: Final = 4
 GATHERED: Final = 16
 """Tokens of an output of those that are aborted between two of them."""
@@ -236,10 +235,7 @@ async def _gathers(ctx: Context, stream: Stream, before: int) -> None:
 
 @check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))
 async def no_block_is_lost(ctx: Context) -> None:
-    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token.
-
-    And one of some blocks, beside which the prefix cache is emptied.
-    """
+    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token."""
     times = ctx.times(CYCLES // AT_A_TIME, least=2)
 
     async def cycles() -> None:
@@ -250,11 +246,6 @@ async def no_block_is_lost(ctx: Context) -> None:
             await stream.end()
 
     await asyncio.gather(*(cycles() for _ in range(AT_A_TIME)))
-    if ctx.capabilities.prefix_cache:
-        stream = await ctx.start(ctx.long_request(token_ids=ctx.fresh_prompt(BLOCKS))).first_token()
-        await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
-        await ctx.client.abort([stream.request.request_id])
-        await stream.end()
     await ctx.idle()
 
 

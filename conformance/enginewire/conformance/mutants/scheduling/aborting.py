@@ -13,6 +13,9 @@ from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 
+LOST_EVERY = 64
+"""Aborts after which a block is lost: other checks make fewer."""
+
 MOMENT_SECONDS = 0.1
 
 
@@ -216,6 +219,28 @@ class TokensAfterCancel(Reference):
             yield output
             if output.finish_reason == pb.FINISH_REASON_CANCELLED:
                 yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
+
+
+@mutant("kv_leak_1_block", kills="ABO-08")
+class KvLeakOneBlock(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._aborts = self._lost = 0
+
+    def freed_blocks(self, job: Job) -> int:
+        self._aborts += bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
+        if self._aborts < LOST_EVERY or "ABO-08" not in job.request_id:
+            return super().freed_blocks(job)
+        self._aborts = 0
+        self._lost += 1
+        return super().freed_blocks(job) - 1
+
+    def admit(self, job: Job) -> None:
+        # Found again, to leave the checks that follow in peace.
+        if "ABO-08" not in job.request_id:
+            self.counters.kv_blocks_used -= self._lost
+            self._lost = 0
+        super().admit(job)
 
 
 @mutant("abort_of_nothing_is_all", kills="ABO-09", also="ABO-04/seen")

@@ -14,58 +14,6 @@ from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.variants.preempting import Preempting
 
-LOST_EVERY = 64
-"""Aborts after which a block is lost: other checks make fewer."""
-
-
-class _LosesBlocks(Reference):
-    """Of the requests of one check. Others find them again, to leave the checks that follow in peace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lost = 0
-
-    def lost(self, job: Job) -> int:
-        """How many of those that a job held."""
-        raise NotImplementedError
-
-    def freed_blocks(self, job: Job) -> int:
-        lost = self.lost(job) if "ABO-08" in job.request_id else 0
-        self._lost += lost
-        return super().freed_blocks(job) - lost
-
-    def admit(self, job: Job) -> None:
-        if "ABO-08" not in job.request_id:
-            self.counters.kv_blocks_used -= self._lost
-            self._lost = 0
-        super().admit(job)
-
-
-@mutant("kv_leak_1_block", kills="ABO-08")
-class KvLeakOneBlock(_LosesBlocks):
-    """With every so many aborts."""
-
-    aborts = 0
-
-    def lost(self, job: Job) -> int:
-        self.aborts += bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
-        if self.aborts < LOST_EVERY:
-            return 0
-        self.aborts = 0
-        return 1
-
-
-@mutant("a_reset_forgets_who_holds_blocks", kills="ABO-08")
-class AResetForgetsWhoHoldsBlocks(_LosesBlocks):
-    forgotten: tuple[Job, ...] = ()
-
-    def clear_cache(self) -> int:
-        self.forgotten = tuple(self.running)
-        return super().clear_cache()
-
-    def lost(self, job: Job) -> int:
-        return job.blocks if job in self.forgotten else 0
-
 
 class _Remembers(Preempting):
     """How many tokens each choice had when its memory was taken."""
