@@ -17,7 +17,7 @@ from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
 from enginewire.conformance.session.invalid_requests import fails_later
 from enginewire.conformance.session.requests import PARTS, Value
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import LIFETIME_KEY, Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect
 from enginewire.field_rules import FIELD_RULES, Rule
 
@@ -193,7 +193,10 @@ async def lists_do_not_contradict_each_other(ctx: Context) -> None:
     first, second = sorted(set(ctx.prompt(8)))[:2]
     for allowed, words in (([first], [[first]]), ([first, second], [[second], [first, first], [first]])):
         lists: dict[str, Value] = {"allowed_token_ids": allowed, "bad_words_token_ids": _words(words)}
-        _require_a_list(await ctx.rejects(lists, codes=INVALID, field=""))
+        exchange = await ctx.rejects(lists, codes=INVALID, field="")
+        _require_a_list(exchange)
+        is_accepted = any(key == LIFETIME_KEY for key, _ in exchange.initial_metadata)
+        expect(not is_accepted, "a request whose lists forbid every token was accepted before its refusal")
 
 
 @check("ERR-21", variant="later", needs=(*SHAPE, "ERR-21"))
