@@ -195,23 +195,6 @@ class LateAbortsWaitForTheNext(Reference):
         return outcome
 
 
-@mutant("ids_are_kept_by_tenant", kills="ABO-01")
-class IdsAreKeptByTenant(Reference):
-    """And an abort looks where those of nobody are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._of_tenants: set[str] = set()
-
-    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
-        super().fold(request, call)
-        if "enginewire-tenant" in dict(call.metadata):
-            self._of_tenants.add(request.request_id)
-
-    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
-        return pb.ABORT_OUTCOME_UNKNOWN if request_id in self._of_tenants else super().abort_id(request_id)
-
-
 @mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:

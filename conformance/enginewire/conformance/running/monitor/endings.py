@@ -42,7 +42,7 @@ def max_tokens_holds(answer: Answer) -> None:
         _holds_max_tokens(answer)
 
 
-@of_answers("RES-04", needs=SHAPE)
+@of_answers("RES-04", needs=("LIM-01", *SHAPE))
 def max_tokens_holds_with_resume(answer: Answer) -> None:
     """What was handed in counts."""
     if answer.resumed:
