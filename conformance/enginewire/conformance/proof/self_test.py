@@ -24,6 +24,7 @@ from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.stage.backends import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
+from enginewire.conformance.options import globs
 from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
 from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.proof.second_order.survey import Breadth
@@ -62,7 +63,8 @@ def main(options: argparse.Namespace) -> int:
     """Run everything, print the matrix; 0 when every kill is exact and the references pass."""
     started = time.monotonic()
     part, parts = options.shard
-    chosen = [mutant for mutant in everything_broken() if _is_chosen(mutant, options.run)][part - 1 :: parts]
+    patterns = globs(options.run)
+    chosen = [mutant for mutant in everything_broken() if _is_chosen(mutant, patterns)][part - 1 :: parts]
     is_whole = not options.run and parts == 1
     references = asyncio.run(_judge_references())
     for reference in references:
