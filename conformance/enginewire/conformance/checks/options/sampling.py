@@ -103,7 +103,7 @@ async def all_tokens_are_their_own(ctx: Context) -> None:
 @check(
     "SAM-04",
     variant="full-batch",
-    needs=(*SHAPE, "CON-01", "SAM-04", "SAM-05", "SEQ-04/seeded"),
+    needs=(*SHAPE, "CON-01", "SAM-04", "SEQ-04/seeded"),
     alone=True,
     not_beside=("n",),
 )

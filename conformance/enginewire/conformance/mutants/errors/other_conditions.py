@@ -158,7 +158,7 @@ class ProbesPastEosFillTheWindow(Reference):
         return super().room(choice)
 
 
-@mutant("resumed_twice_in_the_window", kills="RES-04")
+@mutant("resumed_twice_in_the_window", kills=("RES-04", "RES-06/drawn"), also="INF-04/seen")
 class ResumedTwiceInTheWindow(Reference):
     """What was handed in is taken for a part of the prompt, and then counted as output too."""
 
@@ -175,7 +175,7 @@ class LaterAttemptsHaveOtherSeeds(Reference):
         return job
 
 
-@mutant("probes_have_one_token", kills="PRB-02", also=("LIM-02/seen",))
+@mutant("probes_have_one_token", kills="PRB-02", also=("INF-04/seen", "LIM-02/seen"))
 class ProbesHaveOneToken(Reference):
     def room(self, choice: Choice) -> int:
         return 1 if choice.job.request.is_probe else super().room(choice)

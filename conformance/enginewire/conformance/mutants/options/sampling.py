@@ -114,7 +114,7 @@ class SharedRngLater(_SharedRng):
     first = 1
 
 
-@mutant("batch_cross_talk", kills=("SAM-05", "SAM-01/drawn"))
+@mutant("batch_cross_talk", kills=("SAM-04/full-batch", "SAM-05", "SAM-01/drawn"))
 class BatchCrossTalk(Reference):
     """Long prompts are mixed up with those of a neighbour."""
 
