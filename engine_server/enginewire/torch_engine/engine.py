@@ -215,7 +215,7 @@ class TorchEngine:
         if self._thread:
             self._thread.stop()
             if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
-                self._counted, self._thread = only_counts(self._thread.snapshot.load), None
+                self._counted, self._thread = self._thread.snapshot.load, None
         if self._transfers:
             await self._transfers.close()
         self._reader = None

@@ -15,7 +15,7 @@ from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
-from enginewire.conformance.session.invalid_requests import fails_later
+from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.requests import PARTS, Value
 from enginewire.conformance.wire.exchange import LIFETIME_KEY, Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect
@@ -202,7 +202,7 @@ async def lists_do_not_contradict_each_other(ctx: Context) -> None:
 @check("ERR-21", variant="later", needs=(*SHAPE, "ERR-21"))
 async def lists_may_contradict_each_other_later(ctx: Context) -> None:
     """After a token: refused at once, or as soon as nothing is left to choose."""
-    exchange = await ctx.refused(fails_later(ctx))
+    exchange = (await failed_later(ctx)).exchange
     seen = exchange.status
     expect(
         exchange.code in INVALID, "lists that leave nothing have another end", expected=INVALID[0], seen=seen
@@ -219,8 +219,8 @@ def _require_a_list(exchange: Exchange) -> None:
 @check("ERR-22", needs=SHAPE)
 async def internal_failures_have_an_id(ctx: Context) -> None:
     """What is most likely to be one: lists that contradict each other only after a token."""
-    stream = ctx.start(fails_later(ctx))
-    detail = (await stream.end()).exchange.detail
+    stream = await failed_later(ctx)
+    detail = stream.exchange.detail
     if detail is None or detail.reason != pb.ERROR_REASON_INTERNAL:
         return
     error_id, text = detail.metadata[ERROR_ID], stream.exchange.text

@@ -11,6 +11,7 @@ from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, P
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.adapters import loaded
+from enginewire.conformance.session.company import HINTS
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.saturation import queued, saturated
@@ -26,10 +27,7 @@ OTHER_TENANTS = (TENANT + "b", TENANT + "A", TENANT + "a ", "")
 """Than the one that ends with an a."""
 Changes = Mapping[str, requests.Value]
 NOTHING: Changes = {}
-FOR_OTHERS: Changes = {
-    "routing_key": "kit",
-    "migration_link": pb.TraceLink(trace_id="1" * 32, span_id="2" * 16),
-}
+FOR_OTHERS: Changes = {field.name: value for field, value in HINTS.ListFields()}
 """What no engine has a use for."""
 OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
 
@@ -225,7 +223,8 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     expect_equal(first, 0, "what came with bypass_prefix_cache is cached")
     for changes in NOTHING, FOR_OTHERS:
         again = await _cached(ctx, prompt, shape, changes=changes)
-        message = f"a repeated prompt has no cached block{' beside '.join(['', *changes])}"
+        beside = f" beside {', '.join(changes)}" if changes else ""
+        message = f"a repeated prompt has no cached block{beside}"
         expect(again >= block, message, expected=f"at least {block}", seen=again)
     around = await _cached(ctx, prompt, shape, bypass=True)
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
