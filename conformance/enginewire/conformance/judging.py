@@ -205,6 +205,8 @@ class FactoryLauncher:
     """Starts servers by calling the user's factory."""
 
     factory: ServerFactory
+    at_a_time: int = 1
+    """Servers of the caller's own process would take its time from each other."""
 
     async def launch(self) -> Server:
         """A server that serves."""

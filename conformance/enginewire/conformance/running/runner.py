@@ -99,7 +99,7 @@ class Runner:
         for phase in Phase:
             if phase is Phase.DESTRUCTIVE:
                 await self._run_in_company()
-            await self._run_phase([check for check in self.checks if check.phase is phase])
+            await self._run_phase(phase)
 
     def _close_books(self) -> None:
         for check in self.checks:
@@ -119,16 +119,15 @@ class Runner:
                     outcome = verdict.outcome(check, Status.NOT_RUN, reason)
                 self._outcomes[ROOT] = outcome
 
-    async def _run_phase(self, checks: list[Check]) -> None:
+    async def _run_phase(self, phase: Phase) -> None:
         due = []
-        for check in checks:
-            if check.key == ROOT:
-                continue
+        for check in (check for check in self.checks if check.phase is phase and check.key != ROOT):
             if (outcome := self._decided(check)) is not None:
                 self._outcomes[check.key] = outcome
             else:
                 due.append(check)
-        await self._run_together([check for check in due if not self._runs_alone(check)])
+        beside = [check for check in due if not self._runs_alone(check)]
+        await (self._run_apart if phase >= Phase.DESTRUCTIVE else self._run_together)(beside)
         for check in needs_first(check for check in due if self._runs_alone(check)):
             await self._run_and_keep(check)
             self._tell(self._outcomes[check.key])
@@ -151,13 +150,25 @@ class Runner:
         return outcome
 
     def _runs_alone(self, check: Check) -> bool:
-        return check.alone or check.phase >= Phase.DESTRUCTIVE or self.selection.one_by_one
+        has_no_server = check.phase >= Phase.DESTRUCTIVE and not self.session.launcher
+        return check.alone or has_no_server or self.selection.one_by_one
 
     async def _run_together(self, checks: list[Check]) -> None:
         """All of them; what fails while the target got slower once more, one by one, with what needs it."""
         await beside_each_other(checks, CONCURRENCY, self._run_beside_others)
         left = [check for check in checks if self._outcomes[check.key].status in OPEN]
-        if await self._may_be_the_machine([check for check in left if self._has_failed(check)]):
+        failed = [check for check in left if self._outcomes[check.key].status in JUDGED_AGAIN]
+        if await self._may_be_the_machine(failed):
+            await beside_each_other(left, 1, self._run_and_keep)
+        for check in left:
+            self._tell(self._outcomes[check.key])
+
+    async def _run_apart(self, checks: list[Check]) -> None:
+        """Each on a server of its own; what fails beside others that start once more, one by one."""
+        together = self.session.launcher.at_a_time if self.session.launcher else 1
+        await beside_each_other(checks, together, self._run_beside_others)
+        left = [check for check in checks if self._outcomes[check.key].status in OPEN]
+        if together > 1 and self.selection.judges_again:
             await beside_each_other(left, 1, self._run_and_keep)
         for check in left:
             self._tell(self._outcomes[check.key])
@@ -169,9 +180,6 @@ class Runner:
 
     async def _run_and_keep(self, check: Check) -> None:
         self._outcomes[check.key] = await self._run(check)
-
-    def _has_failed(self, check: Check) -> bool:
-        return self._outcomes[check.key].status in JUDGED_AGAIN
 
     async def _may_be_the_machine(self, failed: Sequence[Check]) -> bool:
         """True when they failed at a target that got slower; from now on it has more time."""
@@ -240,7 +248,7 @@ class Runner:
         """On a server of its own; one that never serves fails the check."""
         try:
             server = await launcher.launch()
-            fresh = replace_target(self.session, server.target)
+            fresh = self.session.at(server.target)
             try:
                 await fresh.open()
                 return await self._judge(check, fresh)
@@ -333,14 +341,3 @@ class Runner:
         if not outcome.closed_gate or not negative or negative.status is not Status.PASS:
             return outcome
         return replace(outcome, status=Status.NEG_PASS, message=f"{outcome.message}; its use is refused")
-
-
-def replace_target(session: Session, target: str) -> Session:
-    """A session of the same run with another server."""
-    return Session(
-        connection=session.connection.at(target),
-        time_scale=session.time_scale,
-        declared=session.declared,
-        launcher=session.launcher,
-        options=session.options,
-    )

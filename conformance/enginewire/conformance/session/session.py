@@ -89,6 +89,10 @@ class Program(Server, Protocol):
 class Launcher(Protocol):
     """Starts servers of the implementation under test, each fresh."""
 
+    @property
+    def at_a_time(self) -> int:
+        """How many checks may have a server of their own at the same time."""
+
     async def launch(self) -> Server:
         """A server that serves. Raises Unreachable when it never does."""
 
@@ -155,6 +159,16 @@ class Session:
     def forget(self, clients: Collection[Client]) -> None:
         """Let go of clients whose calls are over: a run is long, and each call keeps all its messages."""
         self._clients = [client for client in self._clients if client not in clients]
+
+    def at(self, target: str) -> Session:
+        """A session of the same run with another server."""
+        return Session(
+            connection=self.connection.at(target),
+            time_scale=self.time_scale,
+            declared=self.declared,
+            launcher=self.launcher,
+            options=self.options,
+        )
 
     @property
     def exchanges(self) -> Iterator[Exchange]:

@@ -18,10 +18,13 @@ from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers import launch
 from enginewire.conformance.running.servers.in_process import InProcess, InProcessLauncher
+from enginewire.conformance.running.servers.launch import CommandLauncher
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.violation import Violation
 from tests.conformance.judging import made_up, statuses
 
 CERTIFICATE = Path(__file__).with_name("certificate")
@@ -57,6 +60,69 @@ async def test_each_destructive_check_gets_a_fresh_server(session: Session) -> N
     assert len({*lives, session.info.engine_lifetime_id}) == 3
 
 
+@pytest.mark.parametrize("at_a_time", [1, 4])
+async def test_so_many_have_a_server_of_their_own_at_a_time(session: Session, at_a_time: int) -> None:
+    _allow(session, at_a_time)
+    assert await _most_at_a_time(session) == at_a_time
+
+
+@pytest.mark.parametrize(("quick_start_seconds", "at_a_time"), [(60.0, 4), (0.0, 1)])
+async def test_of_programs_that_take_long_to_start_there_is_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, quick_start_seconds: float, at_a_time: int
+) -> None:
+    monkeypatch.setattr(launch, "QUICK_START_SECONDS", quick_start_seconds)
+    launcher = CommandLauncher(COMMAND)
+    await launcher.launch()
+    await launcher.close()
+    assert launcher.at_a_time == at_a_time
+
+
+def _allow(session: Session, at_a_time: int) -> None:
+    assert isinstance(session.launcher, InProcessLauncher)
+    session.launcher.at_a_time = at_a_time
+
+
+async def _most_at_a_time(session: Session) -> int:
+    alive, most = 0, 0
+
+    async def lives_a_while(ctx: Context) -> None:
+        nonlocal alive, most
+        alive, most = alive + 1, max(most, alive + 1)
+        await asyncio.sleep(0.2)
+        alive -= 1
+
+    checks = [made_up(f"DRN-0{number}", lives_a_while, phase=Phase.DESTRUCTIVE) for number in range(1, 7)]
+    seen = statuses(await Runner(session, checks, Selection(phases=frozenset(Phase))).run())
+    assert {seen[check.key] for check in checks} == {Status.PASS}
+    return most
+
+
+@pytest.mark.parametrize("judges_again", [True, False])
+async def test_what_fails_beside_other_fresh_servers_is_judged_again(
+    session: Session, judges_again: bool
+) -> None:
+    beside = set[str]()
+    _allow(session, 4)
+
+    async def has_to_be_alone(ctx: Context) -> None:
+        beside.add(ctx.info.engine_lifetime_id)
+        await asyncio.sleep(0.5)
+        others = len(beside) - 1
+        beside.discard(ctx.info.engine_lifetime_id)
+        if others:
+            raise Violation("too slow")
+
+    async def fails(ctx: Context) -> None:
+        raise Violation("is wrong")
+
+    checks = [made_up(key, has_to_be_alone, phase=Phase.DESTRUCTIVE) for key in ("DRN-01", "DRN-02")]
+    checks.append(made_up("DRN-03", fails, phase=Phase.DESTRUCTIVE))
+    selection = Selection(phases=frozenset(Phase), judges_again=judges_again)
+    seen = statuses(await Runner(session, checks, selection).run())
+    assert (Status.FAIL in (seen["DRN-01"], seen["DRN-02"])) is not judges_again
+    assert seen["DRN-03"] is Status.FAIL
+
+
 async def test_a_check_starts_and_signals_a_program_of_which_nothing_is_left(session: Session) -> None:
     left = []
 
@@ -77,13 +143,13 @@ async def test_a_check_starts_and_signals_a_program_of_which_nothing_is_left(ses
 async def test_a_fresh_server_that_never_serves_fails_its_check_and_no_other(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def launch() -> InProcess:
+    async def never_serves() -> InProcess:
         raise Unreachable("the server was not ready within 1 s")
 
     async def passes(ctx: Context) -> None:
         await ctx.client.info()
 
-    monkeypatch.setattr(session.launcher, "launch", launch)
+    monkeypatch.setattr(session.launcher, "launch", never_serves)
     checks = [made_up("DRN-01", passes, phase=Phase.DESTRUCTIVE), made_up("STR-01", passes)]
     report = await Runner(session, checks, Selection(phases=frozenset(Phase))).run()
     seen = {outcome.key: (outcome.status, outcome.message) for outcome in report.outcomes}

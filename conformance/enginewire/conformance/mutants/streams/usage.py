@@ -226,14 +226,6 @@ class AnIdleCacheIsNotEmptied(_WithoutKvEvents):
         return super().clear_cache() if self.running else 0
 
 
-@mutant("a_reset_forgets_who_holds_blocks", kills="INF-09/reset")
-class AResetForgetsWhoHoldsBlocks(_WithoutKvEvents):
-    def clear_cache(self) -> int:
-        for job in self.running:
-            job.blocks = 0
-        return super().clear_cache()
-
-
 @mutant("a_reset_begins_another_life", kills="ERR-19/seen", traffic="INF-09/reset")
 class AResetBeginsAnotherLife(_WithoutKvEvents):
     def __init__(self) -> None:

@@ -52,6 +52,8 @@ class InProcessLauncher:
 
     make: Callable[[], Served]
     command: str
+    at_a_time: int = 1
+    """They would take the time of this process from each other."""
 
     def __post_init__(self) -> None:
         self._programs = CommandLauncher(self.command)

@@ -29,6 +29,8 @@ POLL_SECONDS: Final = 0.05
 STOP_SECONDS: Final = 3.0
 """For an end that nobody judges. A drain with a long grace that a check began would take longer."""
 CONNECT_SECONDS: Final = 1.0
+TOGETHER: Final = 4
+QUICK_START_SECONDS: Final = 5.0
 LAST_LINES: Final = 3
 """Of a server's output, for a human who wants to know why it ended."""
 
@@ -121,11 +123,19 @@ class CommandLauncher:
         self._folder = Path(self._temporary.name)
         self._started: list[Process] = []
         self._numbers = itertools.count()
+        self._slowest_start = 0.0
+
+    @property
+    def at_a_time(self) -> int:
+        """What takes long to start may need much of a device."""
+        return TOGETHER if self._slowest_start < QUICK_START_SECONDS else 1
 
     async def launch(self) -> Process:
         """A server that serves. Raises Unreachable."""
+        started = time.monotonic()
         process = await self.spawn()
         await process.ready(self.ready_seconds)
+        self._slowest_start = max(self._slowest_start, time.monotonic() - started)
         return process
 
     async def spawn(self, target: str = "", extra: str = "") -> Process:
