@@ -544,9 +544,9 @@ class DrainResponse(_message.Message):
     state: Global___DrainState.ValueType
     """Where the drain is."""
     running: _builtins.int
-    """Requests being generated."""
+    """Sequences being computed, as in Load."""
     waiting: _builtins.int
-    """Requests waiting in the queue."""
+    """Requests that were accepted but are not running, as in Load."""
     pending_transfers: _builtins.int
     """KV transfers that have not been claimed."""
     def __init__(
