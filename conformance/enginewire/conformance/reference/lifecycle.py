@@ -86,7 +86,8 @@ class Lifecycle(Engine):
         """Where the drain is."""
         in_grace = time.monotonic() < self._grace_until
         state = pb.DRAIN_STATE_GRACE if in_grace else pb.DRAIN_STATE_DRAINING
-        return pb.DrainResponse(state=state, running=len(self.running), waiting=len(self.waiting))
+        load = self.load()
+        return pb.DrainResponse(state=state, running=load.running, waiting=load.waiting)
 
     def drain_end(self) -> pb.DrainResponse:
         """The final state."""

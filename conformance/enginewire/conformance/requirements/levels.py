@@ -55,7 +55,7 @@ EXCEPTIONS: Final = {
         Level.STREAMS,
     ),
     **dict.fromkeys(("INF-08", "INF-12", "INF-13", "ABO-05", "ABO-06", "ABO-08", "ERR-16"), Level.OPERABLE),
-    **dict.fromkeys(("LIM-11", "ABO-11", "DRN-11", "LIF-05", "LIF-06", "LIF-08"), Level.COMPLETE),
+    **dict.fromkeys(("LIM-11", "ABO-11", "DRN-11", "DRN-12", "LIF-05", "LIF-06", "LIF-08"), Level.COMPLETE),
 }
 """Errors that everybody meets come first; what needs a full server, or is a courtesy, comes later."""
 

@@ -33,7 +33,15 @@ class _TwoAtATime(Reference):
         return super().with_slots(job)[:2]
 
 
-@mutant("choices_without_a_slot_wait_in_a_drain", kills="DRN-05")
+@mutant("drains_count_requests", kills="DRN-12")
+class DrainsCountRequests(Reference):
+    def drain_progress(self) -> pb.DrainResponse:
+        progress = super().drain_progress()
+        progress.running = len(self.running)
+        return progress
+
+
+@mutant("choices_without_a_slot_wait_in_a_drain", kills="DRN-12")
 class ChoicesWithoutASlotWaitInADrain(_TwoAtATime):
     """In its progress, and nowhere else."""
 
