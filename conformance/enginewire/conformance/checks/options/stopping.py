@@ -90,7 +90,7 @@ async def eos_ids_end_what_is_foretold(ctx: Context) -> None:
     await _end_what_is_foretold(ctx, SYSTEMS, "EOS")
 
 
-@check("STP-04", variant="config", gate="logit_bias", needs=(*NEEDS, "STP-04"))
+@check("STP-04", variant="config", gate="logit_bias", needs=(*NEEDS, "STP-04", "STP-08"))
 async def eos_ids_of_the_engine_end(ctx: Context) -> None:
     """Forced by a bias: they count where the request has none of its own, whatever its other lists have."""
     if not ctx.config.eos_token_ids:

@@ -96,7 +96,13 @@ async def a_late_stream_is_freed(ctx: Context) -> None:
     await freed(ctx, [before.request, stream.request])
 
 
-@check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01"))
+@check(
+    "CAN-03",
+    variant="queued",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01", "CAN-03"),
+)
 async def late_waiters_are_never_started(ctx: Context) -> None:
     """The deadlines of several kinds of requests pass while they wait, and then every slot gets free."""
     proxy, client = await ctx.proxy()

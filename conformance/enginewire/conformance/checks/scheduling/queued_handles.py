@@ -73,7 +73,9 @@ async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
     await ctx.idle()
 
 
-@check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
+@check(
+    "MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12", "CAN-03/queued")
+)
 async def timeouts_end_what_waits(ctx: Context) -> None:
     """They pass while all slots are taken: what is late ends then, is never started, and its id is free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:

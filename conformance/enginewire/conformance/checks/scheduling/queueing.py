@@ -128,7 +128,7 @@ async def waiting_ids_are_taken(ctx: Context) -> None:
     gate="multiplexed",
     phase=Phase.LOAD,
     alone=True,
-    needs=(*SHAPE, "ABO-06", "MUX-01", "MUX-04", "ABO-01/multiplexed"),
+    needs=(*SHAPE, "ABO-02", "ABO-06", "MUX-01", "MUX-04", "ABO-01/multiplexed"),
 )
 async def ids_are_taken_on_all_ways(ctx: Context) -> None:
     """By a call for streams, by a stream for calls, and by one handle for another."""

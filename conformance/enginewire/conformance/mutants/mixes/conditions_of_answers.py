@@ -258,7 +258,7 @@ class EqualLimitsEndAsStop(Reference):
 
 @mutant(
     "stops_of_the_second_choice_are_late",
-    kills=("STP-01/drawn", "STP-01/seen", "STP-04/drawn"),
+    kills=("STP-01/drawn", "STP-01/repeating", "STP-01/seen", "STP-04/drawn", "STP-04/repeating"),
     also="STP-04/seen",
     traffic=CHOICES,
 )

@@ -111,7 +111,7 @@ class VisibleGoesBeforeHidden(Reference):
         return super().stopped(choice, token)
 
 
-@mutant("hidden_list_replaces_eos", kills="STP-04/drawn")
+@mutant("hidden_list_replaces_eos", kills=("STP-04/config", "STP-04/drawn"))
 class HiddenListReplacesEos(Reference):
     def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return list(request.stop_conditions.stop_token_ids_hidden) or super().system_stops(request)
@@ -282,7 +282,7 @@ class NoRoomForLongLists(Reference):
             raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 77ab", metadata={"error_id": "77ab"})
 
 
-@mutant("resumed_tokens_fill_the_window_twice", kills="RES-06/drawn", also="INF-04/seen")
+@mutant("resumed_tokens_fill_the_window_twice", kills=("RES-04", "RES-06/drawn"), also="INF-04/seen")
 class ResumedTokensFillTheWindowTwice(Reference):
     """As a part of the prompt, and as output."""
 

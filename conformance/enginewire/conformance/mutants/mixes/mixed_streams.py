@@ -100,7 +100,7 @@ class MuxPositionsFromOneBehindEosLists(KnowsItsStreams):
             yield output
 
 
-@mutant("repeated_prompt_loses_a_token", kills="STR-06/drawn")
+@mutant("repeated_prompt_loses_a_token", kills=("STR-06/drawn", "STP-01/repeating", "STP-04/repeating"))
 class RepeatedPromptLosesAToken(Reference):
     """The first one, when the prompt is cached and the request has an end of sequence."""
 

@@ -66,7 +66,7 @@ class VisibleStopDropped(_Dropped):
         return token in request.stop_conditions.stop_token_ids_visible
 
 
-@mutant("stop_dropped", kills="STP-02", also=DROPPED)
+@mutant("stop_dropped", kills="STP-02", also=(*DROPPED, "USE-05/seen"))
 class StopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 

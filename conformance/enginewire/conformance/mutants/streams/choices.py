@@ -259,7 +259,11 @@ class NClampedSilently(_OneChoice):
         return number > self.config.limits.max_n
 
 
-@mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"), also="STR-02/seen")
+@mutant(
+    "n_lowered_without_capability",
+    kills=("SEQ-06", "ERR-17/multiple_choices"),
+    also=("STR-02/seen", "MUX-08/seen"),
+)
 class NLoweredWithoutCapability(_OneChoice):
     settings = without("multiple_choices")
 

@@ -40,7 +40,7 @@ class ResumeDrawsAgain(Reference):
         return random.Random(hash((choice.job.seed, choice.index, place))).random()
 
 
-@mutant("later_attempts_draw_anew", kills="INF-09/mixed")
+@mutant("later_attempts_draw_anew", kills="RES-02")
 class LaterAttemptsDrawAnew(Reference):
     def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
         job = super().job(request_id, request, *others)
