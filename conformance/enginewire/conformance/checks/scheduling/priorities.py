@@ -50,7 +50,7 @@ Pair = tuple[Place, Place]
 """Of the one that comes first, and of the one that starts first."""
 
 
-@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"), not_beside=("n",))
+@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05", "CON-01"), not_beside=("n",))
 async def lower_priorities_start_first(ctx: Context) -> None:
     """One of two that wait gets the only slot that is free, and it is not the one that came first.
 
