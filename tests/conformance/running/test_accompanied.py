@@ -16,7 +16,7 @@ from enginewire.conformance.running.accompanied import is_comparable
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.company import FULL, MEMBERS, MULTIPLEXED, UNREAD
+from enginewire.conformance.session.company import FULL, MEMBERS, MULTIPLEXED, PROBE, UNREAD
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -201,13 +201,21 @@ class OneMoreInAFullEngine(Reference):
         super().enqueue(job)
 
 
+class OneMoreInProbes(Reference):
+    """Wrong for a request that asks whether the engine generates."""
+
+    def room(self, choice: Choice) -> int:
+        return super().room(choice) + choice.job.request.is_probe
+
+
 async def brings_two_tokens(ctx: Context) -> None:
     stream = await ctx.generate(ctx.request(max_tokens=2))
     expect(len(stream.tokens) == 2, "another length")
 
 
 @pytest.mark.parametrize(
-    ("server", "member"), [(OneMoreOverAStream, MULTIPLEXED), (OneMoreInAFullEngine, FULL)]
+    ("server", "member"),
+    [(OneMoreOverAStream, MULTIPLEXED), (OneMoreInAFullEngine, FULL), (OneMoreInProbes, PROBE)],
 )
 async def test_a_rule_that_breaks_on_another_way_or_among_others_is_found(
     server: type[Reference], member: str

@@ -12,6 +12,7 @@ from enginewire.conformance.session.company import (
     MEMBERS,
     MULTIPLEXED,
     NEW_FIELD,
+    PROBE,
     UNREAD,
     Company,
     draw,
@@ -149,6 +150,7 @@ def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
         "metadata",
         "client_revision",
         UNREAD,
+        PROBE,
     }
     assert all(company.members and max(company.some_ids) < 3 for company in companies)
 

@@ -44,6 +44,9 @@ METADATA: Final = "metadata"
 UNKNOWN: Final = (("x-nobody-knows", "this" * 1152), ("traceparent", "no-trace"))
 """More than half of what a server may send."""
 
+PROBE: Final = "is_probe"
+"""Each request that says how many tokens it wants asks whether the engine really generates."""
+
 UNREAD: Final = "fields that no engine reads"
 """Those of a newer contract, and hints that are for routers alone."""
 
@@ -156,8 +159,8 @@ def _is_offered(member: str, config: pb.EngineConfig) -> bool:
         return config.capabilities.multiplexed and has_end and config.role in WHOLE
     if member in (USED_ID, METADATA, UNREAD, REVISION):
         return True
-    if member == "n" and config.role not in WHOLE:
-        return False  # what is handed over is of one choice
+    if member in ("n", PROBE) and config.role not in WHOLE:
+        return False  # what is handed over is of one choice, and probes are served in each role
     rule = FIELD_RULES[path_of(member)]
     is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
     return is_declared and rule.most(config.limits) >= (2 if member == "n" else 1)
@@ -282,6 +285,12 @@ def _annotations(body: pb.PreprocessedRequest, company: Company) -> None:
         body.annotations.append("nobody.knows:this")
 
 
+def _is_probe(body: pb.PreprocessedRequest, company: Company) -> None:
+    """It goes through the scheduler like any other; one that says nothing has one token."""
+    if body.stop_conditions.HasField("max_tokens"):
+        body.is_probe = True
+
+
 JOINS: Final[Mapping[str, Join]] = MappingProxyType(
     {
         "eos_token_ids": _eos_token_ids,
@@ -301,6 +310,7 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
         "cache_salt": _cache_salt,
         "annotations": _annotations,
         UNREAD: _unread,
+        PROBE: _is_probe,
     }
 )
 """Each by the field that it sets."""

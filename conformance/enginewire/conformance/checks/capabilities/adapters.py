@@ -12,6 +12,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.adapters import LIST, listed, load, loaded, new_name, unload
+from enginewire.conformance.session.company import PROBE
 from enginewire.conformance.session.context import LEFT_OUT, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import queued, saturated
@@ -162,6 +163,7 @@ async def the_same_again_needs_no_room(ctx: Context) -> None:
     alone=True,
     gate="prefix_cache",
     counts_prompt=True,
+    not_beside=(PROBE,),
 )
 async def blocks_are_not_shared(ctx: Context) -> None:
     """One prompt with an adapter, then with another and with the model."""
@@ -174,7 +176,15 @@ async def blocks_are_not_shared(ctx: Context) -> None:
         expect_equal(await _cached(ctx, prompt, ""), 0, "the model uses blocks of an adapter")
 
 
-@check("LOR-07", variant="renamed", needs=("LOR-07",), alone=True, gate="prefix_cache", counts_prompt=True)
+@check(
+    "LOR-07",
+    variant="renamed",
+    needs=("LOR-07",),
+    alone=True,
+    gate="prefix_cache",
+    counts_prompt=True,
+    not_beside=(PROBE,),
+)
 async def blocks_go_with_their_adapter(ctx: Context) -> None:
     """One prompt, once more when the adapter's name is that of another source."""
     name, prompt = new_name(ctx), ctx.fresh_prompt(BLOCKS)

@@ -9,6 +9,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.adapters import loaded
+from enginewire.conformance.session.company import PROBE
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.session.sizes import ranks_of
@@ -133,7 +134,7 @@ async def slow_subscribers_slow_nobody(ctx: Context) -> None:
     slow.close()
 
 
-@check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True, counts_prompt=True)
+@check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True, counts_prompt=True, not_beside=(PROBE,))
 async def hashes_name_prefixes(ctx: Context) -> None:
     """One prompt, again, with another end, and under a salt."""
     size, subscription = ctx.block_size, await _watching(ctx)
@@ -161,6 +162,7 @@ async def hashes_name_prefixes(ctx: Context) -> None:
     needs=("KVE-03", "KVE-04", "LOR-01"),
     gate="lora",
     alone=True,
+    not_beside=(PROBE,),
 )
 async def hashes_name_adapters(ctx: Context) -> None:
     """One prompt for the model and for an adapter."""

@@ -79,6 +79,7 @@ def check_in(
     alone: bool = False,
     counts_prompt: bool = False,
     in_company: bool = True,
+    not_beside: tuple[str, ...] = (),
 ) -> Callable[[Shaped], Shaped]:
     """Register one function as a check of each shape. Those but PLAIN rely on the plain one, where it is."""
 
@@ -94,6 +95,7 @@ def check_in(
                 alone=alone or shape.is_multiplexed,
                 counts_prompt=counts_prompt,
                 in_company=in_company,
+                not_beside=not_beside,
             )
             add(_bound(function, shape))
         return function

@@ -11,7 +11,7 @@ from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, P
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.adapters import loaded
-from enginewire.conformance.session.company import HINTS
+from enginewire.conformance.session.company import HINTS, PROBE
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.saturation import queued, saturated
@@ -210,7 +210,16 @@ async def the_cache_can_be_emptied(ctx: Context) -> None:
         await ctx.idle()
 
 
-@check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)
+@check_in(
+    "USE-06",
+    PLAIN,
+    CHOICES,
+    MULTIPLEXED,
+    needs=(*SHAPE, "USE-02"),
+    alone=True,
+    counts_prompt=True,
+    not_beside=(PROBE,),
+)
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     """A prompt of some blocks past the cache, then into it, again, and once more past it.
 
@@ -236,7 +245,7 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     expect(cached <= shared, message, expected=f"at most {shared}", seen=cached)
 
 
-@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
+@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True, not_beside=(PROBE,))
 async def salts_part_the_cache(ctx: Context) -> None:
     """A prompt under one salt, some that are nearly it, and none; then the first again. And none first."""
     await _are_parted(ctx)
@@ -249,6 +258,7 @@ async def salts_part_the_cache(ctx: Context) -> None:
     needs=(*SHAPE, "USE-07", "LOR-01"),
     alone=True,
     counts_prompt=True,
+    not_beside=(PROBE,),
 )
 async def salts_part_the_cache_of_an_adapter(ctx: Context) -> None:
     """The same of requests with an adapter."""
