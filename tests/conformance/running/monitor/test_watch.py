@@ -27,6 +27,7 @@ from tests.conformance.running.monitor.cases import (  # noqa: F401  # each of t
     lives,
     load,
     logprobs,
+    masks,
     shape,
     streams,
     usage,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -44,10 +45,18 @@ MISSING = pb.LLMEngineOutput(
     ),
 )
 
+FORBIDDING: dict[str, Any] = {
+    "allowed_token_ids": [*TWO[0], *TWO[1]],
+    "bad_words_token_ids": [pb.TokenSequence(token_ids=[12, 11]), pb.TokenSequence(token_ids=[5])],
+}
+
 RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "an answer": lambda: generated(request(), outputs(request())),
     "two choices with rows": lambda: generated(
         request(n=2, logprobs=2), outputs(request(n=2, logprobs=2), TWO)
+    ),
+    "a mask and bad words": lambda: generated(
+        request(n=2, **FORBIDDING), outputs(request(n=2, **FORBIDDING), TWO)
     ),
     "runs": lambda: generated(request(logprobs=1), outputs(request(logprobs=1), run=3)),
     "a stop": lambda: generated(request(stop_token_ids=[40, 12]), outputs(request(), ((11, 12),), (STOP,))),
