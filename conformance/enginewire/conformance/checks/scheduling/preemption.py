@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isclose
 from typing import Final
 
 from enginewire import v1 as pb
@@ -17,6 +19,12 @@ from enginewire.conformance.session.saturation import beyond_memory, short_of_me
 from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+SALT: Final = "short of memory"
+SALTED: Final = 4
+"""Of the last requests, so many are sent once more without it."""
+SAME: Final = 1e-3
+"""What rounding may make of a sum."""
 
 CHOICES: Final = 2
 INTERVAL: Final = 4
@@ -121,6 +129,72 @@ async def who_gave_up_memory_is_accepted_once(ctx: Context) -> None:
             expect_equal(call.num_accepted, 1, message)
 
 
+@check_where_memory_is_short("SAM-13")
+async def only_allowed_ids_come_where_memory_is_short(ctx: Context) -> None:
+    """Two of them."""
+    for stream in (await _all_at_once(ctx)).streams:
+        allowed = stream.request.request.sampling_options.allowed_token_ids
+        others = [token for token in (await stream.ok()).tokens if token not in allowed]
+        message = "a token that is not allowed comes where memory is short"
+        expect(not others, message, expected=allowed, seen=others[:1])
+
+
+@check_where_memory_is_short("SAM-14")
+async def bad_words_do_not_come_where_memory_is_short(ctx: Context) -> None:
+    """One token has a bias, and is a bad word behind each token that may come."""
+    for stream in (await _all_at_once(ctx)).streams:
+        bad = {tuple(word.token_ids) for word in stream.request.request.sampling_options.bad_words_token_ids}
+        came = [pair for pair in pairwise((await stream.ok()).tokens) if pair in bad]
+        expect(not came, "a bad word comes where memory is short", expected="none", seen=came[:1])
+
+
+@check_where_memory_is_short("EVT-02")
+async def nothing_is_told_unasked_where_memory_is_short(ctx: Context) -> None:
+    """No event says that a request gave up its memory."""
+    for stream in (await _all_at_once(ctx)).streams:
+        asked = stream.request.request.annotations
+        unasked = [event.event for event in (await stream.ok()).events if event.event not in asked]
+        message = "a request got an event that it did not ask for where memory is short"
+        expect(not unasked, message, expected=asked, seen=unasked)
+
+
+@check_where_memory_is_short("LOG-10")
+async def the_sum_runs_where_memory_is_short(ctx: Context) -> None:
+    """To the end."""
+    for stream in (await _all_at_once(ctx)).streams:
+        total = 0.0
+        for output in (await stream.ok()).outputs:
+            total += sum(output.logprobs.token_logprobs)
+            close = isclose(output.cum_log_probs, total, rel_tol=SAME, abs_tol=SAME)
+            message = "cum_log_probs is not the sum of all token_logprobs where memory is short"
+            is_told = not stream.request.request.HasField("resume")
+            expect(close or not is_told, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
+
+
+@check_where_memory_is_short("RES-06")
+async def positions_go_on_where_memory_is_short(ctx: Context) -> None:
+    """Behind what was handed in."""
+    for stream in (await _all_at_once(ctx)).streams:
+        position = sum(len(each.generated_token_ids) for each in stream.request.request.resume.choices)
+        for output in (await stream.ok()).outputs:
+            message = "first_output_position does not go on where memory is short"
+            expect_equal(output.first_output_position, position, message)
+            position += len(output.token_ids)
+
+
+@check_where_memory_is_short("USE-07")
+async def salts_part_the_cache_where_memory_is_short(ctx: Context) -> None:
+    """Nobody has sent the prompts without a salt before. Memory is taken from the last, as a rule."""
+    streams = (await _all_at_once(ctx)).streams
+    for stream in reversed(streams[-SALTED:]):
+        await stream.ok()
+        prompt = stream.request.request.token_ids
+        plain = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=1))
+        cached = plain.usage.prompt_tokens_details.cached_tokens
+        message = "a request without cache_salt shares what one with it has cached where memory is short"
+        expect_equal(cached, 0, message)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """Requests that have ended, and how many of them lived when the load was seen."""
@@ -139,8 +213,11 @@ async def _all_at_once(ctx: Context) -> _Seen:
 
 
 async def _observed(ctx: Context) -> _Seen:
-    # Memory is taken from the last, as a rule.
-    wanted = beyond_memory(ctx)
+    options = _beside(ctx)
+    wanted = [requests.change(request, **options) for request in beyond_memory(ctx)]
+    if ctx.capabilities.resume:
+        resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ctx.prompt(2)[1:])], attempt=1)
+        wanted[::2] = [requests.change(request, resume=resume) for request in wanted[::2]]
     async with short_of_memory(ctx, wanted, multiplexed=len(wanted) // 2) as streams:
         load = await ctx.client.load()
         live = sum(stream.choice.terminal is None for stream in streams)
@@ -157,6 +234,26 @@ async def who_gave_up_memory_can_be_aborted(ctx: Context) -> None:
         if result.outcome != pb.ABORT_OUTCOME_FINISHED:
             expect_equal(reason, "CANCELLED", "an abort passes over a request that gave up its memory")
     await ctx.idle()
+
+
+def _beside(ctx: Context) -> dict[str, Value]:
+    """What has to hold on when memory is lost, as far as the engine offers it.
+
+    One of two tokens comes first if any, and the other from then on: the first one is a bad word behind both.
+    """
+    can, (first, other) = ctx.capabilities, ctx.prompt(2)
+    options: dict[str, Value] = {"cache_salt": SALT, "annotations": can.annotations[:1]}
+    if can.logprobs:
+        options["logprobs"] = 0
+    if can.allowed_token_ids:
+        options["allowed_token_ids"] = [first, other]
+    if can.bad_words:
+        options["bad_words_token_ids"] = [
+            pb.TokenSequence(token_ids=[each, first]) for each in (first, other)
+        ]
+    if can.logit_bias:
+        options["logit_bias"] = [pb.LogitBias(token_id=first, bias=BIAS)]
+    return options
 
 
 def _of_all_kinds(ctx: Context) -> list[pb.GenerateRequest]:

@@ -192,3 +192,60 @@ class WhoGetsMemoryBackIsAcceptedAgain(Preempting):
         super().preempt(job)
         if job.request_id in self.streams:
             self.say_accepted(*self.streams[job.request_id])
+
+
+@mutant("masks_go_with_the_memory", kills="SAM-13/preempted")
+class MasksGoWithTheMemory(_Remembers):
+    """Bad words are kept."""
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        before = list(logits)
+        super().apply_masks(choice, logits)
+        if choice in self.had:
+            bad = {word.token_ids[-1] for word in choice.job.request.sampling_options.bad_words_token_ids}
+            logits[:] = [
+                value if token in bad else own
+                for token, (value, own) in enumerate(zip(logits, before, strict=True))
+            ]
+
+
+@mutant("bad_words_begin_again_with_the_memory", kills="SAM-14/preempted")
+class BadWordsBeginAgainWithTheMemory(_Remembers):
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        before, choice.tokens = choice.tokens, choice.tokens[self.had.get(choice, 0) :]
+        super().apply_masks(choice, logits)
+        choice.tokens = before
+
+
+@mutant("who_loses_its_memory_is_told", kills="EVT-02/preempted")
+class WhoLosesItsMemoryIsTold(Preempting):
+    """By an event, if it has asked for any."""
+
+    def preempt(self, job: Job) -> None:
+        super().preempt(job)
+        if job.request.annotations:
+            job.events.append(pb.EngineEvent(event="preempted"))
+
+
+@mutant("sums_begin_again_with_the_memory", kills="LOG-10/preempted")
+class SumsBeginAgainWithTheMemory(Preempting):
+    def preempt(self, job: Job) -> None:
+        super().preempt(job)
+        for choice in job.choices:
+            choice.cum_log_probs = 0.0
+
+
+@mutant("positions_forget_what_was_handed_in_with_the_memory", kills="RES-06/preempted", also="STR-06/seen")
+class PositionsForgetWhatWasHandedInWithTheMemory(_Remembers):
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        if choice in self.had:
+            output.first_output_position -= choice.handed_in
+        return output
+
+
+@mutant("salts_go_with_the_memory", kills="USE-07/preempted")
+class SaltsGoWithTheMemory(Preempting):
+    def preempt(self, job: Job) -> None:
+        super().preempt(job)
+        job.request.cache_salt = ""
