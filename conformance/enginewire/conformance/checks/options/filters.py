@@ -21,7 +21,7 @@ from enginewire.conformance.checks.options.distributions.position import SHARE, 
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.company import MINIMUM
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import PROMPT_TOKENS, Value
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
 ROWS: Final = (*SHAPE, "LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-11")
@@ -34,6 +34,8 @@ ROUNDS: Final = (8, 24, 64)
 MISSED: Final = 1e-4
 """How probably a filter that is ignored may stay unseen."""
 SLOTS: Final = 4
+LONG: Final = 600
+"""Tokens of a prompt, which an engine may compute in parts: every other setting has such a one."""
 
 MILD: Final = {"top_p": 0.9, "min_p": 0.02}
 """Filters that leave most of the probability to another one beside them."""
@@ -169,7 +171,8 @@ async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter)
     options, temperature = setting
     missed, rounds = 1.0, [ctx.tokens(count) for count in ROUNDS]
     for turn, count in enumerate(rounds):
-        prompt = ctx.prompt(salt=300 + 3 * number + turn)
+        length = min(LONG, ctx.room(count)) if number % 2 and not turn else PROMPT_TOKENS
+        prompt = ctx.prompt(length, salt=300 + 3 * number + turn)
         changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": count, "temperature": temperature}
         for index, positions in enumerate(await drawn(ctx, **changes, **options)):
             for place, position in _free(ctx, positions):

@@ -223,17 +223,18 @@ async def the_sum_runs(ctx: Context) -> None:
 
 @check("LOG-11", needs=(*NEEDS, "LIM-03", "LOG-01", "LOG-02", "LOG-03", "LOG-04"))
 async def values_are_the_models_own(ctx: Context) -> None:
-    """The first row of one prompt, whatever chooses its token."""
-    plain = await _first_row(ctx)
+    """The first row of one prompt, whatever chooses its token. Tokens of the prompt are in it as well."""
+    some = ctx.prompt()[:ALTERNATIVES] if ctx.capabilities.selected_logprobs else []
+    plain = await _first_row(ctx, logprob_token_ids=some)
     if not plain.ids:
         raise NotApplicable("Limits.max_logprobs is 0")
-    own = dict(zip(plain.ids, plain.values, strict=True))
+    own = dict(zip(some, plain.selected, strict=False)) | dict(zip(plain.ids, plain.values, strict=True))
     # Told twice: as alternatives of the row, and by their ids, which no mask takes out of it.
-    selected = {"logprob_token_ids": plain.ids} if ctx.capabilities.selected_logprobs else {}
+    selected = {"logprob_token_ids": list(own)} if some else {}
     for change in _changing(ctx, plain):
         row = await _first_row(ctx, **change, **selected)
         told = [(row.token, row.value), *zip(row.ids, row.values, strict=True)]
-        for token, value in (*told, *zip(plain.ids, row.selected, strict=False)):
+        for token, value in (*told, *zip(own, row.selected, strict=False)):
             close = abs(value - own.get(token, value)) <= FAR
             message = f"token {token} has another log-probability under {next(iter(change))}"
             expect(close, message, expected=f"{own.get(token, value):.4f}", seen=f"{value:.4f}")

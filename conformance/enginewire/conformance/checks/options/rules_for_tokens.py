@@ -22,9 +22,10 @@ from enginewire.conformance.oracle.repetition import only, wished
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import Value, path_of
 from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.wire.violation import NotApplicable, expect
+from enginewire.field_rules import FIELD_RULES
 
 TOKENS: Final = 16
 MANY: Final = 64
@@ -44,11 +45,13 @@ PENALTIES: Final[tuple[dict[str, float], ...]] = (
 BELOW_MINIMUM: Final = 1
 """The one of them whose answer is all below min_tokens."""
 
-REPETITION: Final = ((1.5, 100.0, 90.0), (10.0, 100.0, 90.0), (0.5, 80.0, 100.0))
+REPETITION: Final = ((1.5, 100.0, 90.0), (10.0, 100.0, 90.0), (0.5, 80.0, 100.0), (10.0, -90.0, -100.0))
 """A penalty, and the biases of two tokens of which it reaches the first: the other one is then better."""
 
 LOGITS: Final = (-20.0, 100.0)
 """Between these the best logit of any model is; the biases decide, whatever it is."""
+BELOW_ZERO: Final = (-100.0, 70.0)
+"""Where the biases are to leave no logit above 0."""
 
 Change = Callable[[int, Sequence[int]], float]
 """What is added to the logit of a token behind others."""
@@ -119,7 +122,12 @@ async def _no_choice_repeats_a_token(ctx: Context) -> None:
     """Of a few, where doing so is a bad word, and where choices differ."""
     few = list(dict.fromkeys(ctx.prompt(FEW, salt=504)))
     changes: dict[str, Value] = {"temperature": HOT, "top_k": FEW, **only(ctx, *few)}
-    changes["bad_words_token_ids"] = [pb.TokenSequence(token_ids=[token, token]) for token in few]
+    never = [token for token in ctx.prompt(2 * FEW, salt=505) if token not in few][:2]
+    # Before and behind each one there is another that ends with the same token, and does not come.
+    pairs = [[first, token] for token in few for first in (*never[:1], token, *never[1:])]
+    if len(pairs) > FIELD_RULES[path_of("bad_words_token_ids")].most(ctx.limits):
+        pairs = [[token, token] for token in few]
+    changes["bad_words_token_ids"] = [pb.TokenSequence(token_ids=pair) for pair in pairs]
     count = ctx.choices(CHOICES)
     several: dict[str, Value] = {"n": count} if count > 1 else {}
     stream = await ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS), **changes, **several))
@@ -219,6 +227,7 @@ async def presence_counts_the_output_where_memory_is_short(ctx: Context) -> None
 async def repetition_counts_the_prompt(ctx: Context) -> None:
     """Two tokens biased so much that one of them comes: one in the prompt, in the output, and in both.
 
+    And two that alone are allowed, whose logits are below 0: there the penalty makes them smaller still.
     The prompt takes several steps, and its first token comes in it once.
     """
     if not (ctx.capabilities.logit_bias and ctx.capabilities.logprobs):
@@ -227,7 +236,10 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
     prompt = [first, *islice(cycle(rest), min(LONG, ctx.room(FEW)) - 1)]
     new = [token for token in dict.fromkeys(ctx.prompt(16, salt=511)) if token not in prompt][:2]
     decided = 0
-    for (penalty, *biases), temperature in zip(REPETITION, TEMPERATURES, strict=True):
+    for (penalty, *biases), temperature in zip(REPETITION, (*TEMPERATURES, HOT), strict=True):
+        is_alone = max(biases) < 0
+        if is_alone and not ctx.capabilities.allowed_token_ids:
+            continue
         for pair in ([first, new[0]], [rest[-1], new[0]], new):
             entries = [
                 pb.LogitBias(token_id=token, bias=bias) for token, bias in zip(pair, biases, strict=True)
@@ -236,6 +248,7 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
                 "logit_bias": entries,
                 "logprob_token_ids": pair,
                 "token_ids": prompt,
+                "allowed_token_ids": pair if is_alone else [],
             }
             options = {"repetition_penalty": penalty, "temperature": temperature, "top_k": 1}
             for positions in await drawn(ctx, max_tokens=ctx.tokens(FEW, len(prompt)), **changes, **options):
@@ -295,7 +308,8 @@ def _repetition_holds(
     """How many tokens the penalty decided; each has to be the better one, where that is certain."""
     met, decided = set(prompt), 0
     for position in positions:
-        best = {_better(position, biases, met, penalty, logit) for logit in LOGITS}
+        logits = BELOW_ZERO if max(biases.values()) < 0 else LOGITS
+        best = {_better(position, biases, met, penalty, logit) for logit in logits}
         plain = _better(position, biases, set(), penalty, 0.0)
         # Behind a large penalty for both, another token may be better than either.
         if len(best) == 1 and (best != {plain} or position.token in biases):

@@ -35,6 +35,10 @@ TOGETHER: Final = 8
 DRAWS: Final = 24
 KEPT: Final = 3
 HOT: Final = 100.0
+FAVOUR: Final = 60.0
+"""A bias that makes a token twice as probable at the hottest temperature."""
+TOSSES: Final = 48
+"""Tokens among which one of three is missing by chance once in a hundred million times."""
 WARM: Final = 2.0
 MOST_NEIGHBOURS: Final = 3
 FULL: Final = 15
@@ -171,15 +175,36 @@ async def what_filters_nothing_is_hot(ctx: Context) -> None:
     """Each value for all tokens, unseeded, at a temperature where greedy tokens are one draw of many."""
     greedy = await ctx.greedy(SHORT)
     hot = {"token_ids": greedy.prompt, "max_tokens": len(greedy.tokens), "temperature": HOT}
-    answers = [(await ctx.generate(ctx.request(**hot))).tokens]
+    changes: tuple[dict[str, Value], ...] = ({}, {"top_k": -1}, {"top_k": 0}, {"top_p": 1.0})
+    # At the same time: whoever takes the time for a seed gives them the same tokens.
+    answers = [
+        stream.tokens for stream in await _together(ctx, [ctx.request(**hot, **each) for each in changes])
+    ]
     if answers[0] == greedy.tokens:
         raise NotApplicable("this model is sure of its tokens at any temperature")
-    for change in ({"top_k": -1}, {"top_k": 0}, {"top_p": 1.0}):
-        answers.append((await ctx.generate(ctx.request(**hot, **change))).tokens)
+    for change, answer in zip(changes, answers, strict=True):
         message = f"{change}, which is no filter, gives the greedy tokens"
-        expect(answers[-1] != greedy.tokens, message, seen=answers[-1])
+        expect(answer != greedy.tokens, message, seen=answer)
     differ = len(greedy.tokens) < SHORT or any(answer != answers[0] for answer in answers)
     expect(differ, "requests without a seed get the same tokens each time", seen=answers[0])
+
+
+@check("SAM-16", variant="hottest", gate="logit_bias", needs=(*SHAPE, "SAM-09", "SAM-16/no-filter"))
+async def the_hottest_is_no_colder(ctx: Context) -> None:
+    """Of two tokens, with a bias for one that leaves the other hardly anything at a usual temperature.
+
+    Each has the bias once: for one of them the model does not add to it.
+    """
+    if not ctx.capabilities.allowed_token_ids:
+        raise NotApplicable("without allowed_token_ids all the others come at such a temperature")
+    pair, tokens = ctx.prompt(2), list[int]()
+    for favoured in pair:
+        bias = [pb.LogitBias(token_id=favoured, bias=FAVOUR)]
+        asked: dict[str, Value] = {"max_tokens": ctx.tokens(TOSSES, least=TOSSES), "temperature": HOT}
+        stream = await ctx.generate(ctx.request(**asked, allowed_token_ids=pair, logit_bias=bias))
+        tokens += [token for token in stream.choice.tokens if token != favoured]
+    message = f"at temperature {HOT:g} no token comes but the one with a bias of {FAVOUR:g}"
+    expect(tokens, message, expected="about a third of the others", seen="none")
 
 
 @check("SAM-07", needs=(*SHAPE, "SAM-06", "LOG-02", "LOG-04"))
@@ -236,35 +261,6 @@ async def biases_force_to_the_end(ctx: Context) -> None:
         stream = await ctx.generate(ctx.request(**change, n=count, logit_bias=forced))
         for choice in stream.choices.values():
             expect_equal(set(choice.tokens), {token}, "a token with a bias of 100 is not forced to the end")
-
-
-@check("SAM-10", needs=SHAPE)
-async def defaults_are_said(ctx: Context) -> None:
-    """Without options a request is served, and the defaults are values that it may send."""
-    await ctx.generate(ctx.request(sampling_options=None))
-    await ctx.generate(ctx.request(**_defaults(ctx)))
-
-
-@check("SAM-10", variant="seeded", gate="seed", needs=(*SHAPE, "SAM-02", "SAM-10", "MUX-01"), alone=True)
-async def defaults_are_used(ctx: Context) -> None:
-    """A seed alone, by a call and over a stream in turns, and the same seed with everything spelled out."""
-    count = ctx.tokens(FEW_TOKENS)
-    for seed in range(ctx.times(SEEDS, 2 * count, least=2)):
-        request = ctx.request(seed=seed, max_tokens=count, temperature=None)
-        empty = await ctx.start(request, is_multiplexed=seed % 2 == 1).ok()
-        spelled = await _sampled(ctx, seed=seed, max_tokens=count, **_defaults(ctx))
-        expect_equal(empty.tokens, spelled, "unset options do not mean Capabilities.default_sampling")
-
-
-def _defaults(ctx: Context) -> dict[str, Value]:
-    """The defaults as options, as far as the engine takes them."""
-    if not ctx.capabilities.HasField("default_sampling"):
-        raise Violation("Capabilities.default_sampling is absent")
-    defaults = ctx.capabilities.default_sampling
-    names = ["temperature", "top_p", "top_k"]
-    names += ["min_p"] if ctx.capabilities.min_p else []
-    names += ["repetition_penalty"] if ctx.capabilities.penalties else []
-    return {name: getattr(defaults, name) for name in names}
 
 
 async def _sampled(ctx: Context, **changes: Value) -> list[int]:

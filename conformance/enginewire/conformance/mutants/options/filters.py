@@ -9,6 +9,9 @@ from enginewire.conformance.reference.server import Reference
 
 Kept = list[tuple[int, float]]
 
+CHUNK = 64
+"""Tokens of a prompt that are computed in one step."""
+
 
 @mutant("top_k_only_up_to_seven", kills="SAM-07/settings")
 class TopKOnlyUpToSeven(Reference):
@@ -130,3 +133,21 @@ class TemperatureAtLeastOne(Reference):
     def temperature(self, options: pb.SamplingOptions) -> float:
         asked = super().temperature(options)
         return max(asked, 1.0) if asked else asked
+
+
+@mutant("temperature_at_most_two", kills="SAM-16/hottest")
+class TemperatureAtMostTwo(Reference):
+    def temperature(self, options: pb.SamplingOptions) -> float:
+        return min(super().temperature(options), 2.0)
+
+
+@mutant("min_p_waits_for_the_first_token_of_long_prompts", kills="SAM-12")
+class MinPWaitsForTheFirstTokenOfLongPrompts(_MinP):
+    """Of those that take several steps."""
+
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        self._is_first = not choice.tokens and len(choice.job.request.token_ids) > CHUNK
+        return super().next_token(choice, logits)
+
+    def min_p(self, options: pb.SamplingOptions) -> float:
+        return 0.0 if self._is_first else options.min_p

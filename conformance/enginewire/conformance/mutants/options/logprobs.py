@@ -280,3 +280,12 @@ def prompt_rows_of_later_parts_shift(table: pb.PromptLogprobs) -> None:
         each = len(values) // max(len(table.logprobs.token_logprobs), 1)
         begin = 256 * each
         values[begin:] = [*values[begin - each : begin], *values[begin:-each]] if len(values) > begin else []
+
+
+@mutant("logprobs_after_the_repetition_penalty", kills="LOG-11")
+class LogprobsAfterTheRepetitionPenalty(_AfterSomething):
+    """Which reaches the tokens of the prompt alone where there are no others."""
+
+    def reported(self, choice: Choice, logits: list[float]) -> list[float]:
+        self.apply_penalties(choice, logits)
+        return logits

@@ -205,6 +205,33 @@ class RepetitionPenaltyTwice(Reference):
                 logits[token] *= 1 / options.repetition_penalty if over else options.repetition_penalty
 
 
+@mutant("repetition_penalty_divides_all", kills="SAM-18/repetition")
+class RepetitionPenaltyDividesAll(_Repetition):
+    """A logit below 0 as well, which makes it larger."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        before = list(logits)
+        super().apply_penalties(choice, logits)
+        penalty = choice.job.request.sampling_options.repetition_penalty
+        if penalty:
+            for token in {*choice.job.request.token_ids, *choice.tokens}:
+                logits[token] = before[token] / penalty if before[token] < 0 else logits[token]
+
+
+@mutant("bad_words_by_their_last_id", kills="SAM-14")
+class BadWordsByTheirLastId(OtherOptions):
+    """A later one takes the place of another one."""
+
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        kept = {word.token_ids[-1]: word for word in map(_copied, options.bad_words_token_ids)}
+        options.ClearField("bad_words_token_ids")
+        options.bad_words_token_ids.extend(kept.values())
+
+
+def _copied(word: pb.TokenSequence) -> pb.TokenSequence:
+    return pb.TokenSequence(token_ids=word.token_ids)
+
+
 @mutant("bias_allows_what_is_not", kills="SAM-13")
 class BiasAllowsWhatIsNot(OtherOptions):
     """What somebody wishes for is taken for one more allowed token."""

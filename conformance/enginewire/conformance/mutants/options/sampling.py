@@ -54,6 +54,15 @@ class PromptsAreSeeds(Reference):
         return job
 
 
+@mutant("a_temperature_brings_its_own_top_k", kills="SAM-10/seeded")
+class ATemperatureBringsItsOwnTopK(Reference):
+    """Whoever names a warm one and no top_k has 50."""
+
+    def top_k(self, options: pb.SamplingOptions) -> int:
+        is_alone = 1.5 < options.temperature < 2 and not options.HasField("top_k")
+        return 50 if is_alone else super().top_k(options)
+
+
 @mutant("seed_ignored", kills="SAM-02")
 class SeedIgnored(Reference):
     def draw(self, choice: Choice) -> float:
