@@ -22,6 +22,7 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.invalid_requests import fails_later
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import end_soon, until
 from enginewire.conformance.wire.exchange import Exchange
@@ -33,6 +34,8 @@ TIMES: Final = 10
 LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
+CACHED: Final = 2
+"""Blocks of a prompt that is found in the cache."""
 MORE: Final = 4
 GATHERED: Final = 16
 """Tokens of an output of those that are aborted between two of them."""
@@ -235,12 +238,17 @@ async def _gathers(ctx: Context, stream: Stream, before: int) -> None:
 
 @check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))
 async def no_block_is_lost(ctx: Context) -> None:
-    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token."""
+    """Two hundred requests, or as many as there is time for, aborted when accepted or after a token.
+
+    Some of them begin with blocks that are cached.
+    """
     times = ctx.times(CYCLES // AT_A_TIME, least=2)
+    cached = ctx.fresh_prompt(CACHED)
 
     async def cycles() -> None:
         for number in range(times):
-            stream = ctx.start(ctx.long_request())
+            changes: dict[str, Value] = {"token_ids": cached} if number % 4 > 1 else {}
+            stream = ctx.start(ctx.long_request(**changes))
             await (stream.first_token() if number % 2 else stream.accepted())
             await ctx.client.abort([stream.request.request_id])
             await stream.end()

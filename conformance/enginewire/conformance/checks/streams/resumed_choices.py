@@ -1,10 +1,13 @@
-"""RES: several choices that go on, each from its own cut."""
+"""RES, SEQ: several choices that go on, each from its own cut."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
+import grpc
+
+from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.resume import (
     FEWEST,
     RESUMED,
@@ -103,3 +106,23 @@ async def several_go_on(ctx: Context, what: str, **changes: Value) -> None:
         for index, cut in enumerate(ends):
             message = f"choice {index} of a {what} request cut after {cut} tokens goes on in another way"
             expect_equal(stream.choices.get(index, Choice(index)).tokens, tokens[index][cut:], message)
+
+
+@check(
+    "SEQ-05", variant="failed", gate="resume", needs=(*SHAPE, *SEVERAL, "SEQ-05", "ERR-21/later"), alone=True
+)
+async def a_choice_that_fails_ends_all(ctx: Context) -> None:
+    """The lists leave nothing behind the token that one of two brings along; the other one could go on."""
+    can, (one, other) = ctx.capabilities, ctx.prompt(2)
+    if ctx.config.max_num_seqs == 1 or not (can.allowed_token_ids and can.bad_words):
+        raise NotApplicable("no choice can fail here while another one runs")
+    words = [pb.TokenSequence(token_ids=pair) for pair in ([one, one], [one, other], [other, one])]
+    lists: dict[str, Value] = {"allowed_token_ids": [one, other], "bad_words_token_ids": words}
+    brought = enumerate((one, other))
+    choices = [pb.ResumedChoice(index=index, generated_token_ids=[token]) for index, token in brought]
+    resume = pb.Resume(choices=choices, attempt=1)
+    stream = await ctx.start(ctx.long_request(n=len(choices), resume=resume, **lists)).end()
+    message = "a request of which a choice has no token left has another end"
+    code, seen = grpc.StatusCode.INVALID_ARGUMENT, stream.exchange.status
+    expect(stream.exchange.code is code, message, expected=code.name, seen=seen)
+    await ctx.idle()

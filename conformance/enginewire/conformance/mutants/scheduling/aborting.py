@@ -211,12 +211,15 @@ class KvLeakOneBlock(Reference):
         self._aborts = self._lost = 0
 
     def freed_blocks(self, job: Job) -> int:
-        self._aborts += bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
-        if self._aborts < LOST_EVERY or "ABO-08" not in job.request_id:
-            return super().freed_blocks(job)
-        self._aborts = 0
-        self._lost += 1
-        return super().freed_blocks(job) - 1
+        is_cut = bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
+        lost = self.lost_of(job) if is_cut and "ABO-08" in job.request_id else 0
+        self._lost += lost
+        return super().freed_blocks(job) - lost
+
+    def lost_of(self, job: Job) -> int:
+        """How many blocks of a request that was aborted."""
+        self._aborts += 1
+        return int(self._aborts % LOST_EVERY == 0)
 
     def admit(self, job: Job) -> None:
         # Found again, to leave the checks that follow in peace.
@@ -224,6 +227,14 @@ class KvLeakOneBlock(Reference):
             self.counters.kv_blocks_used -= self._lost
             self._lost = 0
         super().admit(job)
+
+
+@mutant("aborts_keep_cached_blocks", kills="ABO-08")
+class AbortsKeepCachedBlocks(KvLeakOneBlock):
+    """Those that the request found in the cache."""
+
+    def lost_of(self, job: Job) -> int:
+        return job.cached_tokens // self.settings.block_size
 
 
 @mutant("abort_of_nothing_is_all", kills="ABO-09", also="ABO-04/seen")

@@ -12,6 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings, without
@@ -279,3 +280,26 @@ class RandomNumbersForFewChoices(Reference):
         first, place = choice.job.choices[choice.index % 4].tokens, len(choice.tokens)
         is_late = choice.index > 3 and len(first) > place
         return first[place] if is_late else super().next_token(choice, logits)
+
+
+@mutant("a_choice_fails_alone", kills="SEQ-05/failed")
+class AChoiceFailsAlone(Reference):
+    """The caller gets the status, and the others go on for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[Job] = []
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        others = job.open_choices[1:] if failure.detail.reason == pb.ERROR_REASON_INVALID_REQUEST else []
+        super().fail(job, failure)
+        if others:
+            left = replace(job, choices=others, is_running=False, items=asyncio.Queue())
+            super().admit(left)
+            self._left.append(left)
+
+    def admit(self, job: Job) -> None:
+        # To leave the checks that follow in peace.
+        while self._left:
+            self.release(self._left.pop())
+        super().admit(job)
