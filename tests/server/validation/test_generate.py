@@ -341,6 +341,12 @@ def test_a_probe_runs_on_every_role(role: pb.EngineRole.ValueType) -> None:
     check(fields(is_probe=True), config(pb.Capabilities(), role=role))
 
 
+def test_a_probe_brings_no_hand_off_to_an_engine_of_another_role() -> None:
+    with pytest.raises(RoleMismatch) as caught:
+        check(fields(is_probe=True, prefill_result__handoff__params=b"x"), config())
+    assert caught.value.field == "prefill_result"
+
+
 @pytest.mark.parametrize("port", [0, 65_536, 70_000])
 def test_a_port_is_a_port(port: int) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -108,14 +108,14 @@ def check_model(name: str, config: pb.EngineConfig) -> None:
 
 
 def _check_role(request: pb.PreprocessedRequest, role: pb.EngineRole.ValueType) -> None:
-    if request.is_probe:
-        return
     is_handed_over = request.HasField("prefill_result")
     has_rendezvous = request.HasField("bootstrap_info")
     if is_handed_over and role != pb.ENGINE_ROLE_DECODE:
         raise _role_mismatch("prefill_result", "only a DECODE engine continues a hand-off")
     if has_rendezvous and role not in (pb.ENGINE_ROLE_DECODE, pb.ENGINE_ROLE_PREFILL):
         raise _role_mismatch("bootstrap_info", "only PREFILL and DECODE engines transfer KV")
+    if request.is_probe:
+        return  # It needs nothing but token ids, whatever the role.
     if role == pb.ENGINE_ROLE_DECODE and not (is_handed_over or has_rendezvous):
         raise _role_mismatch("prefill_result", "a DECODE engine needs a hand-off")
     if role == pb.ENGINE_ROLE_ENCODE and not request.multi_modal_data:
