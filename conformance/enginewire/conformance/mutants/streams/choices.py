@@ -162,7 +162,7 @@ class AbortForgetsLaterChoices(Reference):
         self.finish(job)
 
 
-@mutant("siblings_kept_until_the_next", kills="SEQ-05/cancelled")
+@mutant("siblings_kept_until_the_next", kills=("SEQ-05/cancelled", "SEQ-05/failed"))
 class SiblingsKeptUntilTheNext(Reference):
     """What several open choices held is freed only when the next request comes."""
 

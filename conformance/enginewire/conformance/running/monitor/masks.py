@@ -9,7 +9,9 @@ from enginewire.conformance.wire.violation import expect
 
 @of_answers("SAM-13", needs=("SEQ-01",))
 def only_allowed_ids_come(answer: Answer) -> None:
-    """In each choice, however it ends."""
+    """In each choice, however it ends; but what ends a thought comes whatever is allowed."""
+    if answer.body.stop_conditions.HasField("max_thinking_tokens"):
+        return
     allowed = frozenset(answer.body.sampling_options.allowed_token_ids)
     for index, choice in answer.choices.items() if allowed else ():
         others = [token for token in choice.tokens if token not in allowed]
@@ -19,7 +21,9 @@ def only_allowed_ids_come(answer: Answer) -> None:
 
 @of_answers("SAM-14", needs=("SEQ-01", "STR-03", "STR-05", "STR-06"))
 def bad_words_do_not_come(answer: Answer) -> None:
-    """Nor does one end in a choice that began among the tokens that were handed in."""
+    """Nor does one that began among the tokens that were handed in. But what ends a thought comes."""
+    if answer.body.stop_conditions.HasField("max_thinking_tokens"):
+        return
     words = [tuple(word.token_ids) for word in answer.body.sampling_options.bad_words_token_ids]
     for index, choice in answer.choices.items() if words else ():
         handed = answer.resumed[index].generated_token_ids if index in answer.resumed else ()

@@ -20,6 +20,7 @@ from tests.conformance.running.monitor.made import (
     INFO,
     LIFE,
     called,
+    changed,
     frame,
     frames,
     generated,
@@ -50,13 +51,22 @@ FORBIDDING: dict[str, Any] = {
     "bad_words_token_ids": [pb.TokenSequence(token_ids=[12, 11]), pb.TokenSequence(token_ids=[5])],
 }
 
+MASKING = changed(
+    capabilities=pb.Capabilities(allowed_token_ids=True, bad_words=True, max_thinking_tokens=True)
+)
+
 RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "an answer": lambda: generated(request(), outputs(request())),
     "two choices with rows": lambda: generated(
         request(n=2, logprobs=2), outputs(request(n=2, logprobs=2), TWO)
     ),
-    "a mask and bad words": lambda: generated(
-        request(n=2, **FORBIDDING), outputs(request(n=2, **FORBIDDING), TWO)
+    "a mask and bad words": lambda: (
+        generated(request(n=2, **FORBIDDING), outputs(request(n=2, **FORBIDDING), TWO)),
+        MASKING,
+    ),
+    "the end of a thought that no mask allows": lambda: (
+        generated(request(max_thinking_tokens=2, allowed_token_ids=[11]), outputs(request())),
+        MASKING,
     ),
     "runs": lambda: generated(request(logprobs=1), outputs(request(logprobs=1), run=3)),
     "a stop": lambda: generated(request(stop_token_ids=[40, 12]), outputs(request(), ((11, 12),), (STOP,))),
