@@ -23,6 +23,8 @@ BLOCKS: Final = 3
 TOKENS: Final = 4
 LASTING: Final = 0.1
 """Seconds."""
+MANY: Final = 1000
+"""Entries of a list with large values: none is bounded that only others read."""
 NOT_FOR_ROUTERS: Final = ("annotations", "extra_args", "prefill_result")
 """They ask for events, speak to one particular engine, or come from another one."""
 
@@ -55,7 +57,7 @@ async def opaque_fields_change_nothing(ctx: Context) -> None:
     for values in (SMALL, LARGE):
         if await _answer(ctx, asked, OPAQUE, values) != plain:
             expect_equal(await _different(ctx, asked, values), "none", "opaque fields change an answer")
-    running = await ctx.start(_filled(ctx.lasting_request(LASTING), OPAQUE, SMALL)).first_token()
+    running = await ctx.start(filled(ctx.lasting_request(LASTING))).first_token()
     await _answer(ctx, asked, OPAQUE, SMALL)
     await running.ok()
     message = "a request has ended because another one has the same opaque fields"
@@ -74,11 +76,14 @@ def _leaves() -> Iterable[FieldPath]:
 OPAQUE: Final = tuple(_leaves())
 
 
-def _filled(
-    request: pb.GenerateRequest, paths: Iterable[FieldPath], values: Mapping[int, Value]
+def filled(
+    request: pb.GenerateRequest, paths: Iterable[FieldPath] = OPAQUE, values: Mapping[int, Value] = SMALL
 ) -> pb.GenerateRequest:
+    """The request with these values in these fields."""
     for path in paths:
-        path.put(request, values[path.steps[-1].cpp_type])
+        last = path.steps[-1]
+        for _ in range(MANY if last.is_repeated and values is LARGE else 1):
+            path.put(request, values[last.cpp_type])
     return request
 
 
@@ -92,7 +97,7 @@ async def _answer(
     request = ctx.request(
         token_ids=asked.request.token_ids, max_tokens=asked.request.stop_conditions.max_tokens
     )
-    stream = await ctx.start(_filled(request, paths, values)).end()
+    stream = await ctx.start(filled(request, paths, values)).end()
     if not stream.exchange.is_ok:
         return (stream.exchange.status,)
     cached = stream.usage.prompt_tokens_details.cached_tokens

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.options.opaque import filled
 from enginewire.conformance.checks.scheduling.queueing import FULL
 from enginewire.conformance.checks.streams.metadata import PRIORITY
 from enginewire.conformance.running.registry import WHOLE, Phase, check
@@ -30,6 +31,12 @@ PRIORITIES: Final = ((1, -1), (0, -1), (1, 0))
 """Of the one that comes first, and of the one that starts first."""
 JUMPERS: Final = (1, 0, 1)
 """Priorities of both in turn: the usual one, and another for which nobody has to give up a slot."""
+IN_LINE: Final = 3
+"""Requests that wait, where there is room for so many."""
+BLOCKS: Final = 3
+"""Of their prompts, where that fits the window."""
+SHORT: Final = 2
+"""Tokens of the last one in the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +104,48 @@ async def jumps_go_before(ctx: Context) -> None:
     not_beside=("n", "priority", company.FULL),
 )
 async def who_came_first_starts_first(ctx: Context) -> None:
-    """One of two alike that wait gets the only slot that is free; calls, then handles of a stream."""
+    """Those that wait get the only slot that is free one after the other; calls, then handles of a stream."""
     for is_multiplexed in sorted({False, ctx.capabilities.multiplexed}):
+        line = await _line(ctx)
         async with saturated(ctx) as running:
-            waiting = [await queued(ctx, running, is_multiplexed=is_multiplexed) for _ in range(2)]
+            waiting = [await queued(ctx, running, each, is_multiplexed=is_multiplexed) for each in line]
             freed, *others = [stream.request.request_id for stream in running]
-            await ctx.client.abort([freed])
             starting = [asyncio.ensure_future(stream.first_token()) for stream in waiting]
-            await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
-            is_right = starting[0].done()
+            is_right = True
+            for place, first in enumerate(starting[:-1]):
+                await ctx.client.abort([freed])
+                await asyncio.wait(starting[place:], return_when=asyncio.FIRST_COMPLETED)
+                is_right = is_right and first.done()
+                freed = line[place].request_id
             are_alive = await ctx.client.abort(others)
             await ctx.client.abort([stream.request.request_id for stream in waiting])
             await asyncio.gather(*starting, return_exceptions=True)
         if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
             raise NotApplicable("the slots are free again before a request can be seen to wait")
         expect(is_right, "a request started before one that had waited longer")
+
+
+async def _line(ctx: Context) -> list[pb.GenerateRequest]:
+    """Requests in the order in which they come, with all for which another one might be liked better.
+
+    The later one has the smaller id. The last one has a prompt that is cached, and the shortest answer. The
+    one in the middle says nothing to routers and backends, the others say the same. None needs more memory
+    than one of those that run.
+    """
+    room = ctx.limits.max_num_queued_reqs if ctx.limits.HasField("max_num_queued_reqs") else IN_LINE
+    names = sorted((ctx.request().request_id for _ in range(max(min(room, IN_LINE), 2))), reverse=True)
+    length = min(BLOCKS * ctx.block_size + 1, ctx.room(SHORT))
+    most = max(ctx.long_request().request.stop_conditions.max_tokens - length, 1)
+    line = [
+        ctx.request(request_id=name, token_ids=ctx.prompt(length, salt=ctx.fresh_salt()), max_tokens=most)
+        for name in names
+    ]
+    line[-1].request.stop_conditions.max_tokens = min(most, SHORT)
+    cached = ctx.request(token_ids=line[-1].request.token_ids, max_tokens=1)
+    await ctx.start(cached).end()
+    for request in line[::2]:
+        filled(request)
+    return line
 
 
 def _by_key(priority: int, is_multiplexed: bool) -> Place:

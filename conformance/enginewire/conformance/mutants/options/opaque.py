@@ -7,7 +7,7 @@ import time
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 
 
@@ -52,3 +52,11 @@ class HintsForRoutersAreChecked(Reference):
         if request.routing.HasField("prefill_worker_id"):
             message = "routing.prefill_worker_id: no such worker"
             raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, message, field="routing.prefill_worker_id")
+
+
+@mutant("lists_of_workers_are_bounded", kills="LIM-13")
+class ListsOfWorkersAreBounded(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        super().check_sizes(request)
+        if (count := len(request.routing.allowed_worker_ids)) > 64:
+            raise invalid("routing.allowed_worker_ids", "has too many entries", count, "at most 64")

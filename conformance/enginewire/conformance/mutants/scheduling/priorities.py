@@ -73,3 +73,57 @@ class PriorityKeysOfSubmitsAreReadAndForgotten(Reference):
         fold(read, submit.metadata.items(), self.allows)
         submit.metadata.clear()
         return super().submitted(submit, call)
+
+
+@mutant("ids_decide_within_a_minute", kills="CON-10")
+class IdsDecideWithinAMinute(Reference):
+    def enqueue(self, job: Job) -> None:
+        mine = self._place(job)
+        self.waiting.insert(sum(self._place(other) <= mine for other in self.waiting), job)
+
+    def _place(self, job: Job) -> tuple[int, int, str]:
+        priority, came_at = self.urgency(job)
+        return priority, int(came_at / 60), job.request_id
+
+
+class _Liked(Reference):
+    """A place to be wrong: whoever is `liked` counts as having come half a minute sooner."""
+
+    def liked(self, job: Job) -> bool:
+        raise NotImplementedError
+
+    def urgency(self, job: Job) -> tuple[int, float]:
+        priority, came_at = super().urgency(job)
+        return priority, came_at - 30 * self.liked(job)
+
+
+@mutant("cached_prompts_go_first", kills="CON-10")
+class CachedPromptsGoFirst(_Liked):
+    def liked(self, job: Job) -> bool:
+        return self.look_up(job) > 0
+
+
+@mutant("short_answers_go_first", kills="CON-10")
+class ShortAnswersGoFirst(_Liked):
+    def liked(self, job: Job) -> bool:
+        return job.request.stop_conditions.max_tokens < 3
+
+
+@mutant("callers_with_a_target_go_first", kills="CON-10")
+class CallersWithATargetGoFirst(_Liked):
+    def liked(self, job: Job) -> bool:
+        return job.request.router.HasField("ttft_target")
+
+
+@mutant("sub_agents_go_last", kills="CON-10")
+class SubAgentsGoLast(_Liked):
+    def liked(self, job: Job) -> bool:
+        return not job.request.agent_context.parent_agent_id
+
+
+@mutant("routing_keys_stay_together", kills="CON-10")
+class RoutingKeysStayTogether(_Liked):
+    def liked(self, job: Job) -> bool:
+        key = job.request.routing.routing_key
+        sooner = [other for other in self.waiting if other is not job and other.came_at < job.came_at]
+        return bool(key) and any(other.request.routing.routing_key == key for other in sooner)
