@@ -13,7 +13,9 @@ from enginewire.conformance.running.registry import check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.halves import both, decoding, handoff, prefilled
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -32,12 +34,15 @@ DETAILS: Final = pb.PromptTokensDetails(cached_tokens=3)
 
 @check("DIS-01")
 async def other_roles_are_refused(ctx: Context) -> None:
-    """A hand-off where none belongs, and an empty one, or none where one does."""
+    """A hand-off where none belongs, an empty one, and one beside tokens that were delivered; or none where
+    one does.
+    """
     if ctx.config.role == pb.ENGINE_ROLE_DECODE:
         _is_mismatch(await ctx.refused(ctx.request()))
         return
     for result in (pb.PrefillResult(handoff=_forged()), pb.PrefillResult()):
-        _is_mismatch(await ctx.refused(ctx.request(prefill_result=result)))
+        for others in _without_and_with_resume(ctx):
+            _is_mismatch(await ctx.refused(ctx.request(prefill_result=result, **others)))
 
 
 @check("DIS-01", variant="prefill", gate="disaggregation")
@@ -54,7 +59,8 @@ async def a_rendezvous_needs_a_role(ctx: Context) -> None:
         raise NotApplicable("the engine has a role in which it meets others")
     place = pb.BootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=1)
     for bootstrap_info in (place, pb.BootstrapInfo()):
-        _is_mismatch(await ctx.refused(ctx.request(bootstrap_info=bootstrap_info)))
+        for others in _without_and_with_resume(ctx):
+            _is_mismatch(await ctx.refused(ctx.request(bootstrap_info=bootstrap_info, **others)))
 
 
 @check("PRB-01", variant="prefill", gate="prefill")
@@ -216,6 +222,11 @@ def _forged() -> pb.PrefillHandoff:
 async def _is_invalid(ctx: Context, request: pb.GenerateRequest, handed: pb.PrefillHandoff) -> None:
     exchange = (await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).end()).exchange
     require_refusal(exchange, PRECONDITION, reason=pb.ERROR_REASON_HANDOFF_INVALID)
+
+
+def _without_and_with_resume(ctx: Context) -> list[dict[str, Value]]:
+    """What a request may have beside what it is judged by."""
+    return [{}, FEATURES["resume"]] if ctx.capabilities.resume else [{}]
 
 
 def _is_mismatch(exchange: Exchange) -> None:

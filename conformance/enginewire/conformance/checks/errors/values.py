@@ -100,11 +100,16 @@ async def a_prompt_is_needed(ctx: Context) -> None:
 async def ids_are_in_the_vocabulary(ctx: Context) -> None:
     """In every list of ids the first one that does not exist, and the largest there is behind many others.
 
-    As many as there may be, of a list that may not be very long.
+    As many as there may be, of a list that may not be very long. And in what a choice had that is not
+    generated again.
     """
     for rule in ID_LISTS.values():
         for token, others in ((max(ctx.config.vocab_size, 1), 2), (UINT32_MAX, MANY)):
             await _refuses_value(ctx, rule, _with_token(ctx, rule, token, others))
+    if ctx.capabilities.resume and ctx.choices(2) > 1:
+        done = pb.ResumedChoice(generated_token_ids=[max(ctx.config.vocab_size, 1)], finished=True)
+        value = pb.Resume(choices=[done], attempt=1)
+        await _refuses_value(ctx, FIELD_RULES["resume"], value, ctx.request(n=2))
 
 
 @check("ERR-03", needs=SHAPE)
@@ -248,11 +253,14 @@ def _with_token(ctx: Context, rule: Rule, token: int, others: int) -> Value:
     return ids
 
 
-async def _refuses_value(ctx: Context, rule: Rule, value: Value) -> None:
+async def _refuses_value(
+    ctx: Context, rule: Rule, value: Value, good: pb.GenerateRequest | None = None
+) -> None:
     """The differential check; where the capability is missing, that may be what is refused."""
     is_offered = not rule.capability or bool(getattr(ctx.capabilities, rule.capability))
     name = rule.field.name
-    exchange = await ctx.rejects({name: value}, codes=INVALID if is_offered else REFUSALS, field="")
+    codes = INVALID if is_offered else REFUSALS
+    exchange = await ctx.rejects({name: value}, codes=codes, field="", good=good)
     detail = exchange.detail
     expect(detail, "the status carries no ErrorDetail", seen=exchange.status)
     seen = detail.field if detail else ""

@@ -177,25 +177,27 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
 async def what_has_ended_ends_at_once(ctx: Context, shape: Shape) -> None:
     """Its last token came before: by max_tokens, by each list, by both at once.
 
-    It goes on below min_tokens, and behind an earlier token that is a stop id.
+    So has each of several choices that had theirs. It goes on below min_tokens, and behind an earlier token
+    that is a stop id.
     """
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
     place = greedy.first_new(2)
     last, count = [greedy.tokens[place]], place + 1
-    for conditions, reason in _ends(last, count):
+    for number, (conditions, reason) in enumerate(_ends(last, count)):
         asked = {"max_tokens": len(greedy.tokens), "ignore_eos": reason != "EOS", **conditions}
-        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
-        expect_equal(choice.tokens, [], "a choice that had its last token already gets one more")
-        expect_equal(choice.reason_name, reason, "a choice that had its last token ends with another reason")
-        match = pb.StopMatch(token_id=last[0]) if reason == "STOP" else pb.StopMatch()
-        seen = choice.terminal.stop_match if choice.terminal else pb.StopMatch()
-        expect_equal(seen, match, "the stop_match of a choice that had its last token is another one")
+        for choice in await _rest(ctx, shape, greedy.tokens[:count], asked, of_all=bool(number % 2)):
+            expect_equal(choice.tokens, [], "a choice that had its last token already gets one more")
+            message = "a choice that had its last token ends with another reason"
+            expect_equal(choice.reason_name, reason, message)
+            match = pb.StopMatch(token_id=last[0]) if reason == "STOP" else pb.StopMatch()
+            seen = choice.terminal.stop_match if choice.terminal else pb.StopMatch()
+            expect_equal(seen, match, "the stop_match of a choice that had its last token is another one")
     if count < len(greedy.tokens):
         asked = {"max_tokens": len(greedy.tokens), "stop_token_ids": last, "min_tokens": count + 1}
-        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
+        (choice,) = await _rest(ctx, shape, greedy.tokens[:count], asked)
         expect(choice.tokens, "a stop id that was handed in ends a choice below min_tokens")
         asked = {"max_tokens": len(greedy.tokens), "stop_token_ids": greedy.tokens[:1]}
-        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
+        (choice,) = await _rest(ctx, shape, greedy.tokens[:count], asked)
         expect(choice.tokens, "a stop id before the last token that was handed in ends a choice")
 
 
@@ -210,11 +212,16 @@ def _ends(last: list[int], count: int) -> tuple[tuple[dict[str, Value], str], ..
     )
 
 
-async def _rest(ctx: Context, shape: Shape, handed_in: list[int], asked: dict[str, Value]) -> Choice:
-    """What comes of the last choice of this shape, of which so much was handed in."""
-    request, index = resumed(ctx.request(**asked), handed_in), shape.choices - 1
-    request.request.resume.choices[0].index = index
-    return (await ask(ctx, shape, request)).choices.get(index, Choice(index))
+async def _rest(
+    ctx: Context, shape: Shape, handed_in: list[int], asked: dict[str, Value], *, of_all: bool = False
+) -> list[Choice]:
+    """What comes of the last choice of this shape, or of all, of which so much was handed in."""
+    request, last = resumed(ctx.request(**asked), handed_in), shape.choices - 1
+    request.request.resume.choices[0].index = last
+    for index in range(last if of_all else 0):
+        request.request.resume.choices.add(index=index, generated_token_ids=handed_in)
+    choices = (await ask(ctx, shape, request)).choices
+    return [choices.get(each.index, Choice(each.index)) for each in request.request.resume.choices]
 
 
 async def goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:

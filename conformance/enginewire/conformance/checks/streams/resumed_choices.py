@@ -20,7 +20,7 @@ from enginewire.conformance.checks.streams.resume import (
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 SEVERAL: Final = (RESUMED, "SEQ-01", "SEQ-02", "RES-06")
@@ -69,17 +69,31 @@ async def sums_go_on_apart(ctx: Context) -> None:
 
 @check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
 async def finished_choices_stay_finished(ctx: Context) -> None:
-    """One of two choices is finished, and sends nothing."""
+    """One of two choices is finished, and sends nothing: with its tokens, without them, and when aborted."""
     if ctx.choices(2) < 2:
         raise NotApplicable("Limits.max_n is 1")
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
-    request = resumed(ctx.request(max_tokens=len(greedy.tokens), n=2), greedy.tokens[:4])
+    for handed_in in (greedy.tokens[:FEWEST], []):
+        stream = await ctx.generate(_finished(ctx.request(max_tokens=len(greedy.tokens), n=2), handed_in))
+        _is_silent(stream)
+        other = stream.choices.get(1, Choice(1))
+        expect_equal(other.tokens, greedy.tokens, "a choice that is not named does not start from nothing")
+    long = ctx.lasting_request(n=2)
+    stream = await ctx.start(_finished(long, greedy.tokens[:FEWEST])).first_token()
+    await ctx.client.abort([long.request_id])
+    _is_silent(await stream.end())
+
+
+def _finished(request: pb.GenerateRequest, handed_in: list[int]) -> pb.GenerateRequest:
+    """The request, whose first choice has ended with these tokens."""
+    request = resumed(request, handed_in)
     request.request.resume.choices[0].finished = True
-    stream = await ctx.generate(request)
+    return request
+
+
+def _is_silent(stream: Stream) -> None:
     sent = [output for output in stream.outputs if output.index == 0]
     expect(not sent, "a choice that was finished sends something", expected="nothing", seen=sent[:1])
-    other = stream.choices.get(1, Choice(1))
-    expect_equal(other.tokens, greedy.tokens, "a choice that is not named does not start from nothing")
 
 
 async def several_go_on(ctx: Context, what: str, **changes: Value) -> None:

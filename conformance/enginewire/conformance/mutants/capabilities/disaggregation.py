@@ -227,3 +227,12 @@ class ResultWithoutAHandoffIsNone(Reference):
         if not request.prefill_result.ByteSize():
             request.ClearField("prefill_result")
         super().check_role(request)
+
+
+@mutant("who_goes_on_has_any_role", kills=("DIS-01", "DIS-10"))
+class WhoGoesOnHasAnyRole(Reference):
+    """With tokens that were delivered nobody needs another engine's prompt, it thinks."""
+
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        if not request.HasField("resume"):
+            super().check_role(request)

@@ -287,3 +287,29 @@ class BadWordsBeginBehindTheCut(Reference):
         before, choice.tokens = choice.tokens, choice.tokens[choice.handed_in :]
         super().apply_masks(choice, logits)
         choice.tokens = before
+
+
+@mutant("the_first_that_has_ended_is_seen", kills="RES-10/choices", also=("RES-04/seen",))
+class TheFirstThatHasEndedIsSeen(Reference):
+    """Of several whose last tokens were handed in."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        first = next((each for each in choice.job.choices if each.handed_in), choice)
+        return super().ended_before(choice) if choice is first else None
+
+
+@mutant("aborts_end_what_was_finished", kills="RES-08")
+class AbortsEndWhatWasFinished(Reference):
+    def abort(self, job: Job) -> None:
+        for each in job.request.resume.choices:
+            if each.finished:
+                self.send(job, self.cancelled(job.choices[each.index]))
+        super().abort(job)
+
+
+@mutant("finished_needs_tokens", kills="RES-08")
+class FinishedNeedsTokens(Reference):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        for choice in request.resume.choices:
+            choice.finished = choice.finished and bool(choice.generated_token_ids)
+        return super().job(request_id, request, *others)
