@@ -28,7 +28,7 @@ MOST: Final = 32
 @check_in("EVT-01", PLAIN, MULTIPLEXED, CHOICES, needs=SHAPE)
 async def annotations_are_answered(ctx: Context, shape: Shape) -> None:
     """All keys that are advertised, in one request."""
-    keys = _keys(ctx)
+    keys = known_keys(ctx)
     answer = await ask(ctx, shape, ctx.request(annotations=keys))
     _expect_answers(keys, answer.events)
 
@@ -36,7 +36,7 @@ async def annotations_are_answered(ctx: Context, shape: Shape) -> None:
 @check("EVT-01", variant="again", gate="multiplexed", needs=("EVT-01/multiplexed", "MUX-01"), alone=True)
 async def later_annotations_are_answered(ctx: Context) -> None:
     """The second request of a stream that had one with annotations before."""
-    keys = _keys(ctx)
+    keys = known_keys(ctx)
     async with open_stream(ctx) as stream:
         for number in (1, 2):
             stream.submit(number, ctx.request(annotations=keys))
@@ -49,7 +49,7 @@ async def later_annotations_are_answered(ctx: Context) -> None:
 @check("EVT-01", variant="behind-others", needs=(*SHAPE, "EVT-01", "EVT-04"), alone=True)
 async def annotations_are_answered_behind_others(ctx: Context) -> None:
     """Behind many that nobody knows; of a request with a single token; of one that goes on."""
-    keys = _keys(ctx)
+    keys = known_keys(ctx)
     strangers = [f"nobody.knows:{number}" for number in range(MOST)]
     resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ctx.prompt(1))], attempt=1)
     kinds: list[dict[str, Value]] = [{}, {"max_tokens": 1}]
@@ -62,7 +62,7 @@ async def annotations_are_answered_behind_others(ctx: Context) -> None:
 @check("EVT-02", needs=SHAPE)
 async def nothing_is_told_unasked(ctx: Context) -> None:
     """Nothing asked for, something that nobody knows, and something with a value."""
-    for asked in ([], _unknown(ctx), _keys(ctx, f":{VALUE}")):
+    for asked in ([], _unknown(ctx), known_keys(ctx, f":{VALUE}")):
         stream = await ctx.generate(ctx.request(annotations=asked))
         _expect_asked(asked, stream.events)
 
@@ -70,7 +70,7 @@ async def nothing_is_told_unasked(ctx: Context) -> None:
 @check("EVT-02", variant="multiplexed", gate="multiplexed", needs=("EVT-02", "MUX-01"), alone=True)
 async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
     """Requests of one stream, beside each other and under the same handle: what one asks for is its own."""
-    keys, none = _keys(ctx, f":{VALUE}"), list[str]()
+    keys, none = known_keys(ctx, f":{VALUE}"), list[str]()
     async with open_stream(ctx) as stream:
         for pair in (none, keys), (keys, none), (none, none):
             asked = dict(enumerate(pair, 1))
@@ -83,7 +83,7 @@ async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
 @check_in("EVT-03", PLAIN, CHOICES, needs=("EVT-01",))
 async def events_come_before_the_end(ctx: Context, shape: Shape) -> None:
     """The last message is a terminal output."""
-    answer = await ask(ctx, shape, ctx.request(annotations=_keys(ctx)))
+    answer = await ask(ctx, shape, ctx.request(annotations=known_keys(ctx)))
     assert isinstance(answer.received, Stream)
     last = answer.received.responses[-1]
     is_terminal = last.HasField("output") and bool(last.output.finish_reason)
@@ -93,7 +93,7 @@ async def events_come_before_the_end(ctx: Context, shape: Shape) -> None:
 @check("EVT-03", variant="multiplexed", gate="multiplexed", needs=("EVT-03", "MUX-01"), alone=True)
 async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
     """Until the whole stream has ended, nothing follows the last terminal of the handle."""
-    handle = await _handle(ctx, _keys(ctx))
+    handle = await _handle(ctx, known_keys(ctx))
     expect(not handle.is_early, "an event came before the frame with Accepted")
     expect(not handle.late, "an event came after the end of its handle", seen=handle.late[:1])
 
@@ -117,20 +117,21 @@ async def events_are_few(ctx: Context) -> None:
     if each > LONGEST:
         raise NotApplicable("so many tokens take too long in so few choices")
     several = {"n": count} if count > 1 else {}
-    request = ctx.request(max_tokens=ctx.tokens(each, least=each), annotations=_keys(ctx), **several)
+    request = ctx.request(max_tokens=ctx.tokens(each, least=each), annotations=known_keys(ctx), **several)
     events = (await ctx.generate(request)).events
     expect(
         len(events) <= MOST_EVENTS, "a request has too many events", expected=MOST_EVENTS, seen=len(events)
     )
 
 
-def _keys(ctx: Context, value: str = "") -> list[str]:
+def known_keys(ctx: Context, value: str = "") -> list[str]:
+    """Annotations that are answered here, as many as one request takes."""
     return [f"{key}{value}" for key in ctx.capabilities.annotations][:MOST]
 
 
 def _unknown(ctx: Context) -> list[str]:
     """Among them names that only begin like one that is known."""
-    return [*UNKNOWN, *_keys(ctx, "s"), *_keys(ctx, f".of:{VALUE}")]
+    return [*UNKNOWN, *known_keys(ctx, "s"), *known_keys(ctx, f".of:{VALUE}")]
 
 
 async def _handle(ctx: Context, annotations: Iterable[str]) -> Handle:

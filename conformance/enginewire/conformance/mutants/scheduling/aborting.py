@@ -344,3 +344,11 @@ class AbortOfAllIsForWhatRuns(Reference):
         for job in list(self.running):
             self.abort(job)
         return names
+
+
+@mutant("who_came_behind_its_abort_is_finished", kills="ABO-10")
+class WhoCameBehindItsAbortIsFinished(Reference):
+    def check_abort(self, request_id: str) -> None:
+        if request_id in self.aborted_early:
+            self.finished.append(request_id)
+        super().check_abort(request_id)

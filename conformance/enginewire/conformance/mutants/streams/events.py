@@ -130,3 +130,21 @@ class EventsWithEveryToken(Reference):
 
     def due_events(self, job: Job) -> Events:
         return self.answers(job.request.annotations) if len(job.choices) > 4 else super().due_events(job)
+
+
+@mutant("events_of_aborted_waiters_come_last", kills="EVT-03/seen", traffic="ABO-05")
+class EventsOfAbortedWaitersComeLast(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._due: dict[str, Events] = {}
+
+    def abort(self, job: Job) -> None:
+        if not job.is_running:
+            self._due[job.request_id] = self.due_events(job)
+        super().abort(job)
+
+    async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
+        async for response in super().responses(job):
+            yield response
+        for event in self._due.pop(job.request_id, []):
+            yield pb.GenerateResponse(engine_event=event, request_id=job.request_id)
