@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, each_changed, mutant
 from enginewire.conformance.reference.generation.engine import BlockKey
-from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
@@ -240,3 +240,28 @@ class AResetBeginsAnotherLife(_WithoutKvEvents):
         load = super().load()
         load.engine_lifetime_id += f"-{self._resets}" if self._resets else ""
         return load
+
+
+@mutant("events_of_the_aborted_count", kills="USE-05")
+class EventsOfTheAbortedCount(Reference):
+    def cancelled(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().cancelled(choice)
+        if output.HasField("completion_usage"):
+            count = len(self.answers(choice.job.request.annotations))
+            output.completion_usage.completion_tokens += count
+            output.completion_usage.total_tokens += count
+        return output
+
+
+@mutant("salts_are_ascii", kills=("USE-07", "USE-07/adapter"))
+class SaltsAreAscii(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        super().check_sizes(request)
+        if not request.cache_salt.isascii():
+            raise invalid("cache_salt", "has other characters", "", "ASCII")
+
+
+@mutant("resets_count_what_is_held", kills="INF-09/reset")
+class ResetsCountWhatIsHeld(_WithoutKvEvents):
+    def clear_cache(self) -> int:
+        return super().clear_cache() + sum(job.blocks for job in self.running)
