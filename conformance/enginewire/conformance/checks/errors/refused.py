@@ -35,26 +35,31 @@ def _refusal_of(capability: str) -> CheckFunction:
 
 
 def _uses(capability: str) -> Iterator[dict[str, Value]]:
-    """The usual one, the same beside another stop condition, and the least of each field."""
+    """The usual one, the same beside another stop condition, and the least of each field.
+
+    And what stands for a prompt in the place of one.
+    """
     yield USES[capability]
     yield {**USES[capability], "stop_token_ids": [0]}
+    if capability == "prompt_embeds":
+        yield {**USES[capability], "token_ids": []}
     for rule in FIELD_RULES.values():
         is_plain = not rule.is_in_list and (rule.path == rule.field.name or rule.path.startswith(PARTS[1:]))
-        if rule.capability == capability and is_plain and (least := _least(rule)) is not None:
-            yield {rule.field.name: least}
+        if rule.capability == capability and is_plain:
+            yield from ({rule.field.name: least} for least in _least(rule))
 
 
-def _least(rule: Rule) -> Value:
-    """What uses a field as little as may be: zero, or beside the value that changes nothing."""
+def _least(rule: Rule) -> tuple[Value, ...]:
+    """What uses a field as little as may be: zero, or beside the value that changes nothing; each of two."""
     if rule.field.is_repeated or rule.field.message_type is not None:
-        return None
+        return ()
     match rule.field.cpp_type:
         case FieldDescriptor.CPPTYPE_BOOL:
-            return rule.neutral is not None
+            return (True,) if rule.neutral is not None else (False, True)
         case FieldDescriptor.CPPTYPE_STRING:
-            return b"{}" if rule.json else "a text"
+            return (b"{}" if rule.json else "a text",)
     kind, step = (float, 0.5) if rule.field.cpp_type in FLOATS else (int, 1)
-    return kind(0 if rule.neutral is None else rule.neutral + step)
+    return (kind(0 if rule.neutral is None else rule.neutral + step),)
 
 
 for _capability in USES:

@@ -8,7 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Choice, Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import without
@@ -179,3 +179,36 @@ class LaterAttemptsHaveOtherSeeds(Reference):
 class ProbesHaveOneToken(Reference):
     def room(self, choice: Choice) -> int:
         return 1 if choice.job.request.is_probe else super().room(choice)
+
+
+@mutant("flags_are_unset_when_true", kills="ERR-17/stop_strings")
+class FlagsAreUnsetWhenTrue(Reference):
+    """As they are where nobody says anything."""
+
+    settings = without("stop_strings")
+
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        if request.output_options.skip_special_tokens:
+            request.output_options.ClearField("skip_special_tokens")
+        super().check_gates(request)
+
+
+@mutant("embeddings_need_token_ids", kills="ERR-17/prompt_embeds")
+class EmbeddingsNeedTokenIds(Reference):
+    settings = without("prompt_embeds")
+
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        if not request.token_ids:
+            raise invalid("token_ids", "are empty", 0, "at least 1")
+        super().check_gates(request)
+
+
+@mutant("tokens_of_finished_choices_are_unread", kills="ERR-02")
+class TokensOfFinishedChoicesAreUnread(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        read = pb.PreprocessedRequest()
+        read.CopyFrom(request)
+        for choice in read.resume.choices:
+            if choice.finished:
+                choice.ClearField("generated_token_ids")
+        super().check_ids(read)

@@ -6,6 +6,7 @@ opinion about that request.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
@@ -15,7 +16,7 @@ from google.protobuf.any_pb2 import Any
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.wire.exchange import Metadata
@@ -304,3 +305,13 @@ class OverloadOverStreamsSaysLess(Reference):
             if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
                 raise Refusal(refusal.detail.reason, refusal.message) from None
             raise
+
+
+@mutant("parsers_name_their_errors", kills="ERR-18")
+class ParsersNameTheirErrors(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        super().check_sizes(request)
+        try:
+            json.loads(request.extra_args or b"{}")
+        except ValueError as error:
+            raise invalid("extra_args", repr(error), "", "JSON") from None

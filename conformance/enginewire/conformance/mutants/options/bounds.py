@@ -140,3 +140,11 @@ class TopKBelowTheVocabulary(Reference):
         super().check_lists(request)
         if request.sampling_options.top_k == self.config.vocab_size:
             raise invalid("sampling_options.top_k", "is above the vocabulary", 0, "its size")
+
+
+@mutant("brackets_in_texts_are_levels", kills="LIM-10")
+class BracketsInTextsAreLevels(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        super().check_sizes(request)
+        if (levels := request.extra_args.count(b"[")) > 64:
+            raise invalid("extra_args", "is too deep", levels, "at most 64")

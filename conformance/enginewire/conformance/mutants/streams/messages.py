@@ -161,3 +161,12 @@ class UnknownNamesComeBackWhole(Reference):
         except Refusal as refusal:
             message = f"{refusal.message}, got {name}"
             raise _ShortDetails(refusal.detail.reason, message, field=refusal.detail.field) from None
+
+
+@mutant("the_largest_message_is_too_large", kills="MSG-02")
+class TheLargestMessageIsTooLarge(Reference):
+    """What is advertised is meant to hold a head too."""
+
+    def server_options(self) -> list[tuple[str, int]]:
+        limit = ("grpc.max_receive_message_length", self.settings.max_request_bytes - 5)
+        return [limit, *(option for option in super().server_options() if option[0] != limit[0])]
