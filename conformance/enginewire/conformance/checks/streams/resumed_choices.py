@@ -79,7 +79,8 @@ async def finished_choices_stay_finished(ctx: Context) -> None:
         other = stream.choices.get(1, Choice(1))
         expect_equal(other.tokens, greedy.tokens, "a choice that is not named does not start from nothing")
     long = ctx.lasting_request(n=2)
-    stream = await ctx.start(_finished(long, greedy.tokens[:FEWEST])).first_token()
+    stream = ctx.start(_finished(long, greedy.tokens[:FEWEST]))
+    await anext(stream.call, None)
     await ctx.client.abort([long.request_id])
     _is_silent(await stream.end())
 

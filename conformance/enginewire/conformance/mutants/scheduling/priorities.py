@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.call_metadata import fold
+from enginewire.conformance.reference.generation.engine import BlockKey
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
@@ -97,10 +98,20 @@ class _Liked(Reference):
         return priority, came_at - 30 * self.liked(job)
 
 
-@mutant("cached_prompts_go_first", kills="CON-10")
-class CachedPromptsGoFirst(_Liked):
+@mutant("known_prompts_go_first", kills="CON-10")
+class KnownPromptsGoFirst(_Liked):
+    """Those that begin with a block that was cached, whether or not it still is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = set[BlockKey]()
+
+    def add_blocks(self, keys: list[BlockKey]) -> None:
+        self._known.update(keys)
+        super().add_blocks(keys)
+
     def liked(self, job: Job) -> bool:
-        return self.look_up(job) > 0
+        return not self._known.isdisjoint(self.block_keys(job))
 
 
 @mutant("short_answers_go_first", kills="CON-10")

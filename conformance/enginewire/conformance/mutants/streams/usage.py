@@ -253,7 +253,7 @@ class EventsOfTheAbortedCount(Reference):
         return output
 
 
-@mutant("salts_are_ascii", kills=("USE-07", "USE-07/adapter"))
+@mutant("salts_are_ascii", kills="USE-07")
 class SaltsAreAscii(Reference):
     def check_sizes(self, request: pb.PreprocessedRequest) -> None:
         super().check_sizes(request)
