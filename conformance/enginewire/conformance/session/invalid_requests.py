@@ -112,7 +112,6 @@ def _invalid_requests(ctx: Context) -> Iterator[Invalid]:
     yield changed(
         "a stop id beyond the vocabulary", "stop_conditions.stop_token_ids", stop_token_ids=[UINT32_MAX]
     )
-    yield changed("JSON that is cut", "extra_args", extra_args=b'{"cut": ')
     missing = ctx.request()
     missing.ClearField("request")
     yield Invalid("no request", missing, INVALID, "request")

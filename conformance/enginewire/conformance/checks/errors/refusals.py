@@ -20,6 +20,7 @@ MOST_DETAIL_BYTES: Final = 4096
 REPEATS: Final = 10
 FEW: Final = 2
 """Tokens of a good request."""
+CUT: Final = b'{"cut": '
 
 
 @check("ERR-11", needs=SHAPE)
@@ -86,9 +87,11 @@ async def generic_tools_can_read_refusals(ctx: Context) -> None:
 
 @check("ERR-18", needs=SHAPE)
 async def messages_tell_no_secrets(ctx: Context) -> None:
-    """Texts and details of all refusals."""
-    for refused in await refusals(ctx):
-        said = _said(refused.exchange)
+    """Texts and details of all refusals, and of JSON that is cut where that is read."""
+    cut = ctx.request(extra_args=CUT)
+    told = [(refused.invalid.request, refused.exchange) for refused in await refusals(ctx)]
+    for request, exchange in (*told, (cut, await ctx.refused(cut))):
+        said = _said(exchange)
         for what, pattern in SECRETS.items():
             found = pattern.search(said)
             expect(
@@ -96,7 +99,7 @@ async def messages_tell_no_secrets(ctx: Context) -> None:
                 f"a message contains {what}",
                 seen=found and said[max(found.start() - 40, 0) :][:120],
             )
-        ids = refused.invalid.request.request.token_ids[:3]
+        ids = request.request.token_ids[:3]
         echoed = len(ids) == 3 and re.search(r"\D+".join(map(str, ids)), said)
         expect(not echoed, "a message contains the prompt", seen=said[:120])
 
