@@ -120,6 +120,7 @@ type engine struct {
 	past               map[string]past
 	counts             pb.Load
 	isCleaning         bool
+	isDraining         bool
 	graceEnd, deadline time.Time
 	drained            pb.DrainState
 }
@@ -244,12 +245,14 @@ func (e *engine) load() *pb.Load {
 	return load
 }
 
-// drain begins the drain or joins it. Of several deadlines the earliest wins.
+// drain begins the drain or joins it. Of several deadlines the earliest wins; the grace is that of the first caller.
 func (e *engine) drain(deadline, grace time.Duration) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	e.deadline = earlier(e.deadline, time.Now().Add(deadline))
-	e.graceEnd = earlier(e.graceEnd, time.Now().Add(grace))
+	if !e.isDraining {
+		e.isDraining, e.graceEnd = true, time.Now().Add(grace)
+	}
 	e.leaveReady()
 }
 

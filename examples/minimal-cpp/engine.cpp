@@ -197,6 +197,7 @@ class Engine final : public ew::EngineService::Service {
                ServerWriter<ew::DrainResponse>* writer) override {
     const auto& given = request->deadline();
     const std::chrono::duration<double> limit(given.seconds() + given.nanos() / 1e9);
+    if (limit.count() < 0) return invalid("deadline", "got ", limit.count(), " s, allowed 0 or more");
     begin_drain(request->has_deadline() ? limit : kShutdown);
     for (auto state = ew::DRAIN_STATE_DRAINING; state == ew::DRAIN_STATE_DRAINING && !context->IsCancelled();) {
       state = drain_state();

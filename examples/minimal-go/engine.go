@@ -341,6 +341,9 @@ func (e *engine) Drain(request *pb.DrainRequest, stream pb.EngineService_DrainSe
 	if request.Deadline != nil {
 		limit = request.Deadline.AsDuration()
 	}
+	if limit < 0 {
+		return invalid("deadline", "got %s, allowed 0 or more", limit)
+	}
 	e.beginDrain(limit)
 	for {
 		state, running := e.drainState()

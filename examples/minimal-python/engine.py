@@ -133,6 +133,8 @@ class Engine(pb.EngineServiceServicer, pb.DiscoveryServiceServicer):
 
     async def Drain(self, request, call):
         seconds = request.deadline.ToNanoseconds() / 1e9 if request.HasField("deadline") else SHUTDOWN
+        if seconds < 0:
+            await refuse(call, "INVALID_REQUEST", "deadline", f"got {seconds} s, allowed 0 or more")
         self.deadline = min(self.deadline, time.monotonic() + seconds)
         state = pb.DRAIN_STATE_DRAINING
         while state == pb.DRAIN_STATE_DRAINING:

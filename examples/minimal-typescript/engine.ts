@@ -157,7 +157,9 @@ server.addService(wire.EngineServiceService, {
   drain: async (call: ServerWritableStream<wire.DrainRequest, wire.DrainResponse>) => {
     const { seconds, nanos } = call.request.deadline ?? { seconds: SHUTDOWN_MS / 1000, nanos: 0 };
     const tell = (state: wire.DrainState) => call.write(wire.DrainResponse.fromPartial({ state, running: live.size }));
-    await drain(Number(seconds) * 1000 + nanos / 1e6, tell);
+    const ms = Number(seconds) * 1000 + nanos / 1e6;
+    if (ms < 0) return void call.emit("error", invalid("deadline", `got ${ms} ms, allowed 0 or more`));
+    await drain(ms, tell);
     call.end();
   },
 });

@@ -186,9 +186,27 @@ async def test_after_a_cleanup_requests_are_refused_as_dead_even_when_a_drain_ca
     [runs] = await start_running(serving, max_tokens=20)
     cleaning = asyncio.create_task(cleanup(serving))
     await serving.until(lambda load: load.state == pb.ENGINE_STATE_DRAINING)
-    await drain(serving)
+    await anext(aiter(serving.engine.Drain(pb.DrainRequest())))
+    assert (await serving.generate(ask("meanwhile"))).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
     await asyncio.gather(cleaning, runs)
     assert (await serving.generate(ask())).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+
+
+async def test_in_a_cleanup_requests_are_refused_as_dead_in_the_grace_of_a_drain_and_after_it(
+    engine_server,
+):
+    serving = await engine_server(**SLOW)
+    [runs] = await start_running(serving, max_tokens=60)
+    draining = aiter(serving.engine.Drain(pb.DrainRequest(admission_grace=seconds(0.1))))
+    assert (await anext(draining)).state == pb.DRAIN_STATE_GRACE
+    assert not (await serving.generate(ask("in the grace"))).failure
+    cleaning = asyncio.create_task(cleanup(serving))
+    await asyncio.sleep(0.02)
+    assert (await serving.generate(ask("early"))).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+    while (await anext(draining)).state == pb.DRAIN_STATE_GRACE:
+        pass
+    assert (await serving.generate(ask("late"))).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+    await asyncio.gather(cleaning, runs)
 
 
 async def test_cleanup_waits_for_streams_and_health_says_not_serving_meanwhile(engine_server):

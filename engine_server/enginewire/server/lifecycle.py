@@ -71,6 +71,7 @@ class Lifecycle:
         self._drain: asyncio.Task[None] | None = None
         self._drain_deadline = float("inf")
         self._deadline_moved = asyncio.Event()
+        self._cleans_up = False
         self._release: asyncio.Task[None] | None = None
         self.cleanup_state: CleanupState | None = None
         self._load_has_failed = False
@@ -157,6 +158,7 @@ class Lifecycle:
         """
         if self.state == pb.ENGINE_STATE_STOPPED:
             return True
+        self._cleans_up = True
         self.requests.close(_cleaned_up)
         if self.state in NOT_YET_DRAINING:
             await self._become(pb.ENGINE_STATE_DRAINING)
@@ -174,8 +176,6 @@ class Lifecycle:
         self.cleanup_state = CleanupState.RUNNING
         went_well = await returned_within(CLEANUP_SECONDS, "cleanup", self.engine.cleanup)
         self.cleanup_state = CleanupState.DONE if went_well else CleanupState.FAILED
-        # A drain that began meanwhile has changed the reason.
-        self.requests.close(_cleaned_up)
         await self._become(pb.ENGINE_STATE_STOPPED)
 
     async def declare_dead(self, seconds: float) -> None:
@@ -194,7 +194,8 @@ class Lifecycle:
         await self._grace(plan.admission_grace)
         self.drain_state = pb.DRAIN_STATE_DRAINING
         drains_engine = self.state == pb.ENGINE_STATE_DRAINING and self.config is not None
-        if self.state == pb.ENGINE_STATE_DRAINING:
+        # Behind a cleanup it is that which newcomers are told of.
+        if self.state == pb.ENGINE_STATE_DRAINING and not self._cleans_up:
             self.requests.close(_draining)
         finished = await self._idle_before_deadline(drains_engine=drains_engine)
         if not finished:

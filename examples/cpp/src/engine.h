@@ -138,11 +138,11 @@ class Engine {
     return load;
   }
 
-  // Begins the drain or joins it. Of several deadlines the earliest wins.
+  // Begins the drain or joins it. Of several deadlines the earliest wins; the grace is that of the first caller.
   void drain(Seconds deadline, Seconds grace) {
     Lock lock(mutex_);
     deadline_ = std::min(deadline_, after(deadline));
-    grace_end_ = std::min(grace_end_, after(grace));
+    if (grace_end_ == Clock::time_point::max()) grace_end_ = after(grace);
     if (state_ == ew::ENGINE_STATE_READY) enter(ew::ENGINE_STATE_DRAINING);
   }
 

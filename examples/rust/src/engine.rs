@@ -111,6 +111,7 @@ struct Inside {
     past: HashMap<String, (AbortOutcome, Instant)>,
     counts: Load,
     is_cleaning: bool,
+    is_draining: bool,
     grace_end: Instant,
     deadline: Instant,
     drained: Option<DrainState>,
@@ -128,6 +129,7 @@ impl Engine {
             past: HashMap::new(),
             counts,
             is_cleaning: false,
+            is_draining: false,
             grace_end: never,
             deadline: never,
             drained: None,
@@ -211,11 +213,13 @@ impl Engine {
         }
     }
 
-    /// Begins the drain or joins it. Of several deadlines the earliest wins.
+    /// Begins the drain or joins it. Of several deadlines the earliest wins; the grace is that of the first caller.
     pub fn drain(&self, deadline: Duration, grace: Duration) {
         let (mut inside, now) = (self.lock(), Instant::now());
         inside.deadline = inside.deadline.min(now + deadline.min(NEVER));
-        inside.grace_end = inside.grace_end.min(now + grace.min(NEVER));
+        if !std::mem::replace(&mut inside.is_draining, true) {
+            inside.grace_end = now + grace.min(NEVER);
+        }
         inside.leave_ready();
     }
 

@@ -107,11 +107,11 @@ export class Engine {
     });
   }
 
-  /** Begins the drain or joins it. Of several deadlines the earliest wins. */
+  /** Begins the drain or joins it. Of several deadlines the earliest wins; the grace is that of the first caller. */
   drain(deadlineMs: number, graceMs: number): DrainResponse {
     const now = performance.now();
     this.deadline = Math.min(this.deadline, now + deadlineMs);
-    this.graceEnd = Math.min(this.graceEnd, now + graceMs);
+    if (this.graceEnd === Infinity) this.graceEnd = now + graceMs;
     if (this.state === EngineState.ENGINE_STATE_READY) this.enter(EngineState.ENGINE_STATE_DRAINING);
     return this.progress();
   }
