@@ -27,6 +27,8 @@ class Handle:
     request_id: str
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
     events: list[pb.EngineEvent] = field(default_factory=list)
+    first: set[str] = field(default_factory=set)
+    """Names of the events that came before any token."""
     accepted: list[pb.Accepted] = field(default_factory=list)
     status: pb.Status | None = None
     ended: int = 0
@@ -194,6 +196,8 @@ class Multiplexed:
         elif event.HasField("engine_event"):
             handle.is_early = handle.is_early or not (handle.accepted or is_accepted_here)
             handle.events.append(event.engine_event)
+            if not handle.count:
+                handle.first.add(event.engine_event.event)
         elif event.HasField("status"):
             handle.status = event.status
 

@@ -21,7 +21,7 @@ from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.foreign import google_rpc
+from enginewire.conformance.wire.foreign import google_rpc, health_types
 from enginewire.conformance.wire.loads import is_idle
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.tasks import stop
@@ -46,6 +46,10 @@ class Overload:
 
     calls: list[Exchange]
     submits: list[Exchange]
+    health: Exchange | None
+    """Of the service, asked for meanwhile."""
+    state: pb.EngineState.ValueType
+    """That of the load behind it."""
 
 
 @check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True, not_beside=(FULL,))
@@ -141,6 +145,25 @@ async def streams_tell_of_overload_like_calls(ctx: Context) -> None:
         expect_equal(_told(exchange), told, "the status of a Submit that finds no room is another one")
 
 
+@check(
+    "INF-12",
+    variant="without-room",
+    needs=(*SHAPE, "INF-12", "ERR-16"),
+    phase=Phase.LOAD,
+    alone=True,
+    in_company=False,
+)
+async def health_agrees_when_there_is_no_room(ctx: Context) -> None:
+    """A server that is full is ready all the same."""
+    overload = await _overload(ctx)
+    if overload.health:
+        serves = overload.state == pb.ENGINE_STATE_READY
+        expected = health_types.SERVING if serves else health_types.NOT_SERVING
+        seen = health_types.NAMES.get(health_types.status_of(overload.health.response()))
+        message = f"health and Load.state {pb.EngineState.Name(overload.state)} disagree in a full server"
+        expect_equal(seen, health_types.NAMES[expected], message)
+
+
 def _id(exchange: Exchange) -> str:
     return cast(pb.GenerateRequest, exchange.request).request_id
 
@@ -160,8 +183,9 @@ def _told(exchange: Exchange) -> dict[str, object]:
 async def _overload(ctx: Context) -> Overload:
     """What was refused when there was no room; NotApplicable where it cannot be filled."""
     overload = await ctx.once("overload", lambda: _overloaded(ctx))
-    for exchange in (*overload.calls, *overload.submits):
-        ctx.show(exchange)
+    for exchange in (*overload.calls, *overload.submits, overload.health):
+        if exchange:
+            ctx.show(exchange)
     return overload
 
 
@@ -195,6 +219,9 @@ async def _flood(ctx: Context, count: int) -> tuple[Overload, int]:
         most_waiting = max(most_waiting, _in_the_queue(ctx, await observer.load()))
     most_waiting = max(most_waiting, await _settled(ctx, observer, streams))
     failed = _failed(streams)
+    asked = health_types.request(health_types.READINESS)
+    health = await observer.ask(health_types.CHECK, asked) if failed else None
+    state = (await observer.load()).state
     late = await _submitted(ctx, observer) if failed else []
     for stream in (*streams, *late):
         stream.cancel()
@@ -203,7 +230,7 @@ async def _flood(ctx: Context, count: int) -> tuple[Overload, int]:
     with suppress(Violation):
         await until(ctx, is_idle, "", within=ctx.bounds.check / 2)
     calls, submits = ([stream.exchange for stream in some] for some in (failed, _failed(late)))
-    return Overload(calls, submits), most_waiting
+    return Overload(calls, submits, health, state), most_waiting
 
 
 async def _submitted(ctx: Context, client: Client) -> list[Stream]:

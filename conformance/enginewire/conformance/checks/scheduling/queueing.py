@@ -36,7 +36,7 @@ async def counters_count(ctx: Context) -> None:
 
     Two of them are probes: one that ends by itself, and the one that is aborted.
     """
-    before = await _all_counted(ctx)
+    before = await all_counted(ctx)
     count = ctx.choices(2)
     streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
     streams.append(await ctx.generate(ctx.request(is_probe=True)))
@@ -50,7 +50,7 @@ async def counters_count(ctx: Context) -> None:
     if ctx.capabilities.embeddings:
         (await embed(ctx, [ctx.prompt()])).response()
     await ctx.refused(ctx.request(max_tokens=0))
-    after = await _all_counted(ctx)
+    after = await all_counted(ctx)
     sent = sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
     if after.requests_finished:
         ended = after.requests_finished - before.requests_finished
@@ -71,7 +71,7 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
 
     So has one of a stream whose time is over before it had a token.
     """
-    idle = await _all_counted(ctx)
+    idle = await all_counted(ctx)
     async with saturated(ctx) as running:
         before = await ctx.client.load()
         several = {"n": 2} if ctx.choices(2) > 1 else {}
@@ -85,7 +85,7 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         waiting.cancel()
         await left_the_queue(ctx, len(running), before.waiting, "a cancelled request goes on waiting")
         late = await _too_late(ctx)
-    if finished := (await _all_counted(ctx)).requests_finished:
+    if finished := (await all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
         expect_equal(ended, len(running) + 1 + late, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
@@ -158,7 +158,7 @@ async def ids_are_taken_on_all_ways(ctx: Context) -> None:
     require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
 
 
-async def _all_counted(ctx: Context) -> pb.Load:
+async def all_counted(ctx: Context) -> pb.Load:
     """The load of an idle engine, once no more of what has ended is counted."""
     load = await ctx.idle()
     for _ in range(LOOKS):

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, cast
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.server.drains import DRAIN, begun
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.loads import describe_load
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 CLEANUP: Final = "EngineService.Cleanup"
 TIMES: Final = 3
 STREAMS: Final = 3
+PAST: Final = 1.1
 LOOKS: Final = 32
 """Refusals behind a Cleanup on its own connection: it has begun by the last of them."""
 
@@ -39,13 +45,20 @@ async def may_be_repeated(ctx: Context) -> None:
 
 @check("CLN-01", variant="together", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-01", "CLN-05"))
 async def may_be_asked_for_by_two(ctx: Context) -> None:
-    """Two at the same time, with a stream in flight for which they wait: one of them is the second call."""
+    """Two at the same time, with a stream in flight for which they wait: one of them is the second call.
+
+    It ends like the first one, not before there is anything clean.
+    """
     stream = await ctx.start(ctx.lasting_request()).first_token()
-    request = pb.CleanupRequest()
-    later = ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check)
-    *exchanges, _ = await asyncio.gather(await _patient(ctx), later, stream.end())
-    seen = sorted([(await _cleaned(ctx, exchange)).already_clean for exchange in exchanges])
+    reading, patient = asyncio.ensure_future(stream.end()), await _patient(ctx)
+    later = await ctx.client.ask(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+    load = await ctx.client.load()
+    first, _ = await asyncio.gather(patient, reading)
+    seen = sorted([(await _cleaned(ctx, exchange)).already_clean for exchange in (first, later)])
     expect_equal(seen, [False, True], "already_clean is wrong where two ask at the same time")
+    is_over = load.state == pb.ENGINE_STATE_STOPPED and not (load.running or load.waiting)
+    message = "a Cleanup ends while another one is under way"
+    expect(is_over, message, expected="STOPPED, nothing in flight", seen=describe_load(load))
 
 
 @check("CLN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)
@@ -137,50 +150,75 @@ async def holds_nothing(ctx: Context) -> None:
 
 @check("CLN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-02", "CLN-03", "CLN-05"))
 async def the_door_closes_at_once(ctx: Context) -> None:
-    """While a patient Cleanup waits for a stream, which is served in full."""
+    """While a patient Cleanup waits for a stream, which is served in full, and then a drain does."""
     stream = await ctx.start(ctx.lasting_request()).first_token()
     patient = await _patient(ctx)
-    exchange = await ctx.refused(ctx.request())
+    exchanges = [await ctx.refused(ctx.request())]
+    await anext(ctx.client.call(DRAIN, pb.DrainRequest()), None)
+    exchanges.append(await ctx.refused(ctx.request()))
     await stream.ok()
     await patient
-    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+    for exchange in exchanges:
+        require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
 
 
 @check("CLN-07", variant="impatient", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-02", "CLN-05", "CLN-07"))
 async def a_later_one_may_be_in_a_hurry(ctx: Context) -> None:
-    """It ends the stream that a patient Cleanup waits for."""
-    stream = await ctx.start(ctx.lasting_request(ctx.bounds.reaction)).first_token()
-    patient = await _patient(ctx)
-    async with Stopwatch() as watch:
-        request = pb.CleanupRequest(abort_in_flight=True)
-        await _cleaned(ctx, await ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check))
-    await stream.end()
-    await patient
-    if stream.exchange.is_ok and stream.choice.reason_name == "LENGTH":
-        if watch.seconds < ctx.bounds.reaction / 2:
-            raise NotApplicable("the request ends before it can be aborted")
-        raise Violation(
-            "a Cleanup with abort_in_flight waits as the one before it does",
-            expected="its end",
-            seen="LENGTH",
-        )
+    """It ends the stream that a patient Cleanup waits for, and those that wait for a slot."""
+
+    def lasting() -> pb.GenerateRequest:
+        return ctx.lasting_request(ctx.bounds.reaction)
+
+    stream = await ctx.start(lasting()).first_token()
+    async with _waiting_beside(ctx, stream, lasting) as waiting:
+        patient = await _patient(ctx)
+        async with Stopwatch() as watch:
+            request = pb.CleanupRequest(abort_in_flight=True)
+            await _cleaned(ctx, await ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check))
+        await asyncio.gather(*(each.end() for each in (stream, *waiting)))
+        await patient
+    for each in (stream, *waiting):
+        if each.exchange.is_ok and "LENGTH" in {choice.reason_name for choice in each.choices.values()}:
+            if watch.seconds < ctx.bounds.reaction / 2:
+                raise NotApplicable("the request ends before it can be aborted")
+            message = "a Cleanup with abort_in_flight waits as the one before it does"
+            raise Violation(message, expected="its end", seen="LENGTH")
+
+
+@asynccontextmanager
+async def _waiting_beside(
+    ctx: Context, stream: Stream, make: Callable[[], pb.GenerateRequest]
+) -> AsyncIterator[list[Stream]]:
+    """Requests that wait because all slots are taken, one by a stream; none where nothing can wait."""
+    async with AsyncExitStack() as full:
+        waiting, slots = list[Stream](), slots_of(ctx.config)
+        with suppress(NotApplicable):
+            others = await full.enter_async_context(saturated(ctx, slots - 1)) if slots > 1 else []
+            waiting += await all_queued(ctx, others or [stream], make) if slots else []
+        yield waiting
 
 
 @check("CLN-07", variant="draining", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "CLN-07"))
 async def the_door_of_a_drain_closes_too(ctx: Context) -> None:
-    """A patient Cleanup behind a drain that waits for the same stream: it is what newcomers are told of."""
+    """A patient Cleanup behind a drain that waits for the same stream: it is what newcomers are told of.
+
+    In the grace of the drain, and after it.
+    """
     stream = await ctx.start(ctx.long_request()).first_token()
-    await anext(ctx.client.call("EngineService.Drain", pb.DrainRequest()), None)
+    grace = ctx.bounds.reaction
+    started, _ = time.monotonic(), await begun(ctx, grace=grace)
     cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
     cleaning = asyncio.ensure_future(cleanup.finish())
     # Nothing else tells when it has begun: the state is that of the drain.
     for _ in range(LOOKS):
         await pause()
-        exchange = await ctx.refused(ctx.request())
+        exchange = await ctx.refused(ctx.request(max_tokens=1))
         if exchange.detail and exchange.detail.reason == pb.ERROR_REASON_ENGINE_DEAD:
             break
     goes_on = not cleaning.done()
+    await pause(max(started + PAST * grace - time.monotonic(), 0))
+    later = await ctx.refused(ctx.request())
     await ctx.client.abort([stream.request.request_id])
     await cleaning
     await stream.end()
@@ -188,7 +226,8 @@ async def the_door_of_a_drain_closes_too(ctx: Context) -> None:
         message = "a stream in flight is cut short by a patient Cleanup during a drain"
         expect_equal(stream.choice.reason_name, "LENGTH", message)
         raise NotApplicable("the longest request ends before anybody can be refused")
-    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+    for each in (exchange, later):
+        require_refusal(each, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
 
 
 @check("CLN-07", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-07", "INF-08"))

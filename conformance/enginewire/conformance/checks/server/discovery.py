@@ -261,6 +261,8 @@ async def health_agrees_to_the_end(ctx: Context) -> None:
     for method, request in steps if ctx.capabilities.cleanup else steps[:1]:
         await ctx.client.ask(f"EngineService.{method}", request, timeout=ctx.bounds.answer)
         await _agrees(ctx)
+        # What is answered here is for INF-01, which holds in every state.
+        await ctx.client.ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
 
 
 async def _same_info(ctx: Context) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.scheduling.queueing import all_counted
 from enginewire.conformance.checks.server.drains import begun
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import WHOLE, Phase, check
@@ -66,6 +67,21 @@ async def the_queue_is_not_lost(ctx: Context) -> None:
         require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
         is_retryable = exchange.detail and exchange.detail.retryable
         expect(is_retryable, "a request that is handed back is not called retryable")
+
+
+@check("INF-13", variant="draining", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "INF-13/waiting", "DRN-07"))
+async def who_is_handed_back_has_ended(ctx: Context) -> None:
+    """Requests wait for a slot when the drain begins: served or handed back, they count."""
+    idle = await all_counted(ctx)
+    async with saturated(ctx) as running:
+        waiting = await all_queued(ctx, running, lambda: ctx.request(max_tokens=STREAMS))
+        await begun(ctx)
+        await ctx.client.abort([each.request.request_id for each in running])
+        await asyncio.gather(*(each.end() for each in waiting))
+    if finished := (await all_counted(ctx)).requests_finished:
+        ended, least = finished - idle.requests_finished, len(running) + len(waiting)
+        message = "Load.requests_finished leaves out who waited when a drain began"
+        expect(ended >= least, message, expected=f"at least {least}", seen=ended)
 
 
 @asynccontextmanager

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.server.drains import (
+    DRAIN,
     begun,
     beyond_the_slots,
     final_of,
@@ -21,14 +23,14 @@ from enginewire.conformance.checks.server.drains import (
 )
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
+from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
 from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.session.watching import still_running
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Choice, Stream, num_choices
-from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 STREAMS: Final = 4
 CALLERS: Final = 3
@@ -146,6 +148,8 @@ async def is_visible_in_the_grace(ctx: Context) -> None:
 
 async def _is_visible(ctx: Context, grace: float = 0) -> None:
     stream, _ = await in_flight(ctx, 2, is_long=True)
+    # Nobody may remember what this one says.
+    await ctx.client.health()
     await begun(ctx, grace=grace)
     state, health = (await ctx.client.load()).state, await ctx.client.health()
     await still_running(ctx, stream)
@@ -173,10 +177,10 @@ async def drained_means_empty(ctx: Context) -> None:
 
 @check("DRN-05", variant="timed-out", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def a_deadline_ends_it(ctx: Context) -> None:
-    """Shorter than what is in flight, requests of several kinds and a probe."""
+    """Shorter than what is in flight, requests of several kinds and a probe, and than the grace."""
     streams = await in_flight(ctx, KINDS, is_long=True)
     deadline = ctx.bounds.reaction / 10
-    started, drain = time.monotonic(), await begun(ctx, deadline)
+    started, drain = time.monotonic(), await begun(ctx, deadline, grace=2 * ctx.bounds.answer)
     final = await final_of(drain, within=deadline + ctx.bounds.reaction)
     took = time.monotonic() - started
     await asyncio.gather(*(stream.end() for stream in streams))
@@ -252,6 +256,27 @@ async def the_earliest_deadline_wins_as_the_first(ctx: Context) -> None:
     await _are_cut_short(ctx, ctx.bounds.reaction / 4, 20 * ctx.bounds.answer)
 
 
+@check("DRN-10", variant="negative", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-10"))
+async def no_deadline_is_negative(ctx: Context) -> None:
+    """By a second and by less, asked of a server that serves, and goes on to, and of one that drains."""
+    await in_flight(ctx, 1, is_long=True)
+    await _refuses_negative_deadlines(ctx)
+    state = pb.EngineState.Name((await ctx.client.load()).state)
+    expect_equal(state, "ENGINE_STATE_READY", "a drain that was refused has begun")
+    await begun(ctx)
+    await _refuses_negative_deadlines(ctx)
+
+
+async def _refuses_negative_deadlines(ctx: Context) -> None:
+    for deadline in (Duration(seconds=-1), Duration(nanos=-500_000_000)):
+        drain = ctx.client.call(DRAIN, pb.DrainRequest(deadline=deadline))
+        if await anext(drain, None) is not None:
+            drain.cancel()
+            seen = state_name(first_of(drain))
+            raise Violation("a negative deadline is not refused", expected="INVALID_ARGUMENT", seen=seen)
+        require_refusal(drain.exchange, INVALID, "deadline")
+
+
 async def _are_cut_short(ctx: Context, first: float | None, second: float, grace: float = 0) -> None:
     """Two drains with these deadlines end at the earlier one, and the stream that they wait for."""
     (stream,) = await in_flight(ctx, 1, is_long=True)
@@ -270,10 +295,13 @@ async def _are_cut_short(ctx: Context, first: float | None, second: float, grace
 
 @check("DRN-11", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03"))
 async def the_grace_lets_in(ctx: Context) -> None:
-    """A request by a call and one over a stream right after the beginning of a drain with a long grace."""
-    grace = 2 * ctx.bounds.answer
-    started, _ = time.monotonic(), await begun(ctx, 2 * grace, grace=grace)
-    for is_multiplexed in (False, True):
+    """A request by a call and one over a stream right after the beginning of a drain with a long grace.
+
+    Each of them behind a caller, of whom the second one joins and asks for no grace.
+    """
+    grace, started = 2 * ctx.bounds.answer, time.monotonic()
+    for is_multiplexed, own in ((False, grace), (True, 0.0)):
+        await begun(ctx, 2 * grace, grace=own)
         stream = await ctx.start(ctx.request(), is_multiplexed=is_multiplexed).end()
         if not stream.exchange.is_ok and time.monotonic() - started > grace / 2:
             raise NotApplicable("the machine is too busy to send a request within the grace")

@@ -13,13 +13,14 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.running.servers.processes import alive, can_look, descendants, end
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Program
 from enginewire.conformance.wire.client import Client
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -31,12 +32,14 @@ OVERTAKERS: Final = 5
 
 @check("LIF-01", phase=Phase.LAUNCH)
 async def is_reachable_while_it_loads(ctx: Context) -> None:
-    """Requests from the moment the port is open until one is served."""
+    """Requests from the moment the port is open until one is served, by calls and over streams."""
     program = await ctx.spawn()
     client = await ctx.opened(program)
     refused = 0
     while not (exchange := await _answered(ctx, client)).is_ok:
         _is_not_started(program, exchange)
+        if ctx.capabilities.multiplexed:
+            await _is_not_started_on_a_stream(ctx, client)
         refused += 1
         await pause()
     if not refused:
@@ -191,6 +194,23 @@ async def _answered(ctx: Context, client: Client) -> Exchange:
             )
         await pause()
     return stream.exchange
+
+
+async def _is_not_started_on_a_stream(ctx: Context, client: Client) -> None:
+    """A Violation when the stream is refused instead of the request, which may be served by now."""
+    async with open_stream(ctx, client) as stream:
+        stream.submit(1, ctx.request())
+        handle = stream.handle(1)
+        while not handle.is_answered and await stream.read() is not None:
+            pass
+        message = "a stream is refused during the start, and not the request on it"
+        is_refused = not handle.is_answered and stream.exchange.detail is not None
+        expect(not is_refused, message, expected="a status of the handle", seen=stream.exchange.status)
+        detail = detail_of(handle.status) if handle.status else None
+        reason = pb.ErrorReason.Name(detail.reason) if detail else handle.status
+        message = "a request on a stream is not refused during the start as it must be"
+        is_right = not handle.status or reason == "ERROR_REASON_NOT_STARTED"
+        expect(is_right, message, expected="ERROR_REASON_NOT_STARTED", seen=reason)
 
 
 def _is_not_started(program: Program, exchange: Exchange) -> None:

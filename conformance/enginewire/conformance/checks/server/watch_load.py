@@ -80,13 +80,18 @@ async def the_queue_is_sent(ctx: Context) -> None:
         watch.cancel()
 
 
-@check("WLD-02", variant="state", needs=("WLD-02", "DRN-04"), phase=Phase.DESTRUCTIVE)
+@check("WLD-02", variant="state", needs=("WLD-02", "DRN-04", "HLT-04/cleaned-up"), phase=Phase.DESTRUCTIVE)
 async def the_state_is_sent(ctx: Context) -> None:
-    """A drain of an idle server: nothing else changes."""
+    """A drain of an idle server, and a Cleanup where that is served: nothing else changes."""
     watch = _watch(ctx, SHORTEST)
     load = await _next(watch)
     await ctx.client.call("EngineService.Drain", pb.DrainRequest()).finish()
-    await _until(ctx, watch, load, lambda load: load.state != pb.ENGINE_STATE_READY)
+    load = await _until(ctx, watch, load, lambda load: load.state != pb.ENGINE_STATE_READY)
+    if ctx.capabilities.cleanup:
+        await ctx.client.ask("EngineService.Cleanup", pb.CleanupRequest(), timeout=ctx.bounds.answer)
+        await _until(ctx, watch, load, lambda load: load.state == pb.ENGINE_STATE_STOPPED)
+        # What is answered here is for WLD-01, which holds in every state.
+        await anext(_watch(ctx, SHORTEST), None)
     watch.cancel()
 
 

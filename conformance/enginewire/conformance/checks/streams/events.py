@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from typing import Final
 
 from enginewire import v1 as pb
@@ -21,6 +22,7 @@ UNKNOWN: Final = ("nobody.knows.this", "nobody.knows.this:either", ":", "")
 MOST_EVENTS: Final = 1024
 LONGEST: Final = 128
 """Tokens of a choice."""
+TIMES: Final = 3
 MOST: Final = 32
 """Annotations in one request, beside those that nobody knows."""
 
@@ -98,6 +100,28 @@ async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
     expect(not handle.late, "an event came after the end of its handle", seen=handle.late[:1])
 
 
+@check(
+    "EVT-03", variant="order", gate="multiplexed", needs=("EVT-03/multiplexed",), alone=True, in_company=False
+)
+async def events_keep_their_place_on_a_stream(ctx: Context) -> None:
+    """What each of some calls tells before any token is told so by one of as many streams at least.
+
+    Of several choices, the first of which has ended before where that can be said.
+    """
+    keys, most = _keys(ctx), ctx.tokens(2)
+    changes: dict[str, Value] = {"n": ctx.choices(2)} if ctx.choices(2) > 1 else {}
+    if changes and ctx.capabilities.resume:
+        ended = pb.ResumedChoice(generated_token_ids=ctx.prompt(1), finished=True)
+        changes["resume"] = pb.Resume(choices=[ended], attempt=1)
+    first, found = set(keys), set[str]()
+    for _ in range(TIMES):
+        call = await ctx.generate(ctx.request(annotations=keys, max_tokens=most, **changes))
+        first &= _first(call)
+        found |= (await _handle(ctx, keys, max_tokens=most, **changes)).first
+    late = sorted(first - found)
+    expect(not late, "an event that calls tell before all tokens comes behind some on streams", seen=late)
+
+
 @check("EVT-04", needs=(*SHAPE, "SAM-01"), alone=True)
 async def unknown_annotations_change_nothing(ctx: Context) -> None:
     """The answer is the one of a request without them."""
@@ -134,10 +158,16 @@ def _unknown(ctx: Context) -> list[str]:
     return [*UNKNOWN, *known_keys(ctx, "s"), *known_keys(ctx, f".of:{VALUE}")]
 
 
-async def _handle(ctx: Context, annotations: Iterable[str]) -> Handle:
+def _first(stream: Stream) -> set[str]:
+    """Names of the events that came before any token."""
+    before = takewhile(lambda response: not response.output.token_ids, stream.responses)
+    return {response.engine_event.event for response in before}
+
+
+async def _handle(ctx: Context, annotations: Iterable[str], **changes: Value) -> Handle:
     """A request that has a multiplexed stream for itself, to its end."""
     async with open_stream(ctx) as stream:
-        stream.submit(1, ctx.request(annotations=annotations))
+        stream.submit(1, ctx.request(annotations=annotations, **changes))
         await stream.until_ended(1)
         stream.half_close()
         await stream.finish()

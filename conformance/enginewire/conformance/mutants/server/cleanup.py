@@ -181,7 +181,7 @@ class CleanupBehindADrainIsDraining(Reference):
     """Whoever was first says what newcomers are told, until nothing is in flight."""
 
     def check_state(self) -> None:
-        if self.state == pb.ENGINE_STATE_STOPPED and self.live and self._drain_deadline is not None:
+        if self.state == pb.ENGINE_STATE_STOPPED and self.live and self._grace_until:
             raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
         super().check_state()
 

@@ -306,7 +306,7 @@ class TheLastDeadlineEndsTheDrain(Reference):
         super().begin_drain(request)
 
 
-@mutant("a_grace_ends_by_itself", kills="DRN-10/grace")
+@mutant("a_grace_ends_by_itself", kills="DRN-05/timed-out")
 class AGraceEndsByItself(Reference):
     def continue_drain(self) -> None:
         if time.monotonic() >= self._grace_until:

@@ -101,6 +101,66 @@ class HealthLeaksSlot(Reference):
         return load
 
 
+@mutant("health_checks_are_requests", kills="HLT-05")
+class HealthChecksAreRequests(Reference):
+    """Each is a small one that is over at once."""
+
+    async def check_health(self, service: str) -> int:
+        self.counters.requests_finished += service == health_types.READINESS
+        return await super().check_health(service)
+
+
+@mutant("who_is_full_does_not_serve", kills="INF-12/without-room")
+class WhoIsFullDoesNotServe(Reference):
+    def health(self, service: str) -> int:
+        status, is_full = super().health(service), len(self.waiting) >= self.settings.max_queued
+        return health_types.NOT_SERVING if is_full and status == health_types.SERVING and service else status
+
+
+@mutant("a_drain_ends_watches", kills="HLT-07/liveness")
+class ADrainEndsWatches(Reference):
+    """Of what it ends, it thinks."""
+
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        async for status in super().watch_health(service):
+            yield status
+            if service == health_types.LIVENESS:
+                break
+        while self.state == pb.ENGINE_STATE_READY:  # noqa: ASYNC110  # no event says it
+            await asyncio.sleep(LOOKING_SECONDS / 20)
+
+
+@mutant("nothing_serves_in_a_drain", kills="HLT-08/seen", traffic="HLT-04")
+class NothingServesInADrain(Reference):
+    """Whatever its name."""
+
+    def health(self, service: str) -> int:
+        status = super().health(service)
+        is_ready = self.state == pb.ENGINE_STATE_READY
+        return health_types.NOT_SERVING if status == health_types.SERVICE_UNKNOWN and not is_ready else status
+
+
+@mutant("facts_go_with_the_engine", kills="INF-01/seen", traffic="INF-12/ending")
+class FactsGoWithTheEngine(Reference):
+    """Without it there is nothing to be told."""
+
+    async def info(self) -> pb.GetEngineInfoResponse:
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            raise Refusal(pb.ERROR_REASON_NOT_STARTED, "no engine is loaded")
+        return await super().info()
+
+
+@mutant("no_engine_no_watch", kills="WLD-01/seen", traffic="WLD-02/state")
+class NoEngineNoWatch(Reference):
+    """Without it there is no load."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> AsyncIterator[pb.WatchLoadResponse]:
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            raise Refusal(pb.ERROR_REASON_ENGINE_DEAD, "the engine was cleaned up")
+        async for response in super().watch_load(request):
+            yield response
+
+
 @mutant("watch_silent", kills=("HLT-07", "HLT-08"))
 class WatchSilent(Reference):
     async def watch_health(self, service: str) -> AsyncIterator[int]:

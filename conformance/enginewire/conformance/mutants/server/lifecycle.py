@@ -12,8 +12,10 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.capabilities.multiplexed import Frame, Requests
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.reference.signals import AddressError, AddressInUse
 
@@ -44,6 +46,17 @@ class NotStartedIsDead(Reference):
         if self.state == pb.ENGINE_STATE_STARTING:
             raise Refusal(pb.ERROR_REASON_ENGINE_DEAD, "there is no engine")
         super().check_state()
+
+
+@mutant("streams_come_too_early", kills="LIF-01")
+class StreamsComeTooEarly(Reference):
+    """All of one is refused, not the requests on it."""
+
+    async def generate_multiplexed(self, requests: Requests, call: Call) -> AsyncIterator[Frame]:
+        if self.state == pb.ENGINE_STATE_STARTING:
+            self.check_state()
+        async for frame in super().generate_multiplexed(requests, call):
+            yield frame
 
 
 @mutant("sigterm_kills_streams", kills="LIF-02")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
+from enginewire.conformance.reference.capabilities.multiplexed import Frame, Multiplex, is_row
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -24,6 +24,107 @@ class LiveHandlesAreRefusedAsRequests(Reference):
             return
         refusal = Refusal(pb.ERROR_REASON_INVALID_REQUEST, "submits.handle: is live", field="submits.handle")
         stream.events.put_nowait(pb.HandleEvent(handle=submit.handle, status=refusal.status()))
+
+
+@mutant("live_handles_are_looked_at_last", kills="MUX-05", also=("MUX-02/seen", "MUX-03/seen"))
+class LiveHandlesAreLookedAtLast(Reference):
+    """When everything else about a request is right."""
+
+    def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
+        try:
+            self.validate(submit.generate)
+        except Refusal as refusal:
+            stream.events.put_nowait(pb.HandleEvent(handle=submit.handle, status=refusal.status()))
+            return
+        super().submit(stream, submit, call)
+
+
+@mutant("aborts_wait_for_their_handle", kills="MUX-07")
+class AbortsWaitForTheirHandle(Reference):
+    """That of a handle which is not live ends its next request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: set[tuple[Call, int]] = set()
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        super().take(frame, stream, call)
+        for handle in {submit.handle for submit in frame.submits}:
+            if (call, handle) in self.due and handle in stream.live:
+                self.due.remove((call, handle))
+                self.abort(stream.live[handle])
+        self.due |= {(call, handle) for handle in frame.abort.handles if handle not in stream.live}
+
+
+@mutant("handles_name_ids_for_ever", kills="MUX-07")
+class HandlesNameIdsForEver(Reference):
+    """An abort ends whoever has the id by now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: dict[tuple[Call, int], str] = {}
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        self.ids.update({(call, submit.handle): submit.generate.request_id for submit in frame.submits})
+        super().take(frame, stream, call)
+        for handle in frame.abort.handles:
+            if job := self.live.get(self.ids.get((call, handle), "")):
+                self.abort(job)
+
+
+@mutant("requests_are_accepted_before_there_is_room", kills="MUX-03/seen", traffic="MUX-04/without-room")
+class RequestsAreAcceptedBeforeThereIsRoom(Reference):
+    def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
+        if len(self.waiting) >= self.settings.max_queued:
+            self.say_accepted(stream, submit)
+        super().submit(stream, submit, call)
+
+
+@mutant("streams_outlive_their_half_close", kills="MUX-09")
+class StreamsOutliveTheirHalfClose(Reference):
+    """Whoever wants no more is not waited for, it thinks, and does not look whether he is there."""
+
+    def stream_ended(self, stream: Multiplex) -> None:
+        if not (stream.is_closing and any("MUX-09" in job.request_id for job in stream.live.values())):
+            super().stream_ended(stream)
+
+
+@mutant("timeouts_are_of_the_frame", kills="MUX-12")
+class TimeoutsAreOfTheFrame(Reference):
+    """A request without one gets that of the request before it."""
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        before = None
+        for submit in frame.submits:
+            if before is not None and not submit.HasField("timeout"):
+                submit.timeout.CopyFrom(before)
+            before = submit.timeout if submit.HasField("timeout") else before
+        super().take(frame, stream, call)
+
+
+@mutant("outputs_with_a_prompt_hold_nothing_back", kills="MUX-11", also=("LOG-07/seen", "STR-06/seen"))
+class OutputsWithAPromptHoldNothingBack(Reference):
+    """Tokens that come later are rows of their frame."""
+
+    def frames_of(self, events: list[pb.HandleEvent]) -> Iterator[Frame]:
+        yield from super().frames_of(sorted(events, key=_place))
+
+
+def _place(event: pb.HandleEvent) -> int:
+    if event.output.finish_reason or event.HasField("status"):
+        return 2
+    is_late = event.output.HasField("prompt_logprobs") and not event.output.HasField("logprobs")
+    return 1 if is_late else 0
+
+
+@mutant("events_are_of_the_first_choice", kills="EVT-03/order")
+class EventsAreOfTheFirstChoice(Reference):
+    """Rows of the others do not wait for them."""
+
+    def frames_of(self, events: list[pb.HandleEvent]) -> Iterator[Frame]:
+        yield from super().frames_of(
+            sorted(events, key=lambda event: not (is_row(event) and event.output.index))
+        )
 
 
 @mutant("fields_of_submits_have_another_path", kills="MUX-04")

@@ -7,15 +7,23 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Seen, loads_of, messages_of
 from enginewire.conformance.running.monitor.invariant import of_calls
 from enginewire.conformance.wire.exchange import LIFETIME_KEY, Metadata
+from enginewire.conformance.wire.foreign import health_types
+from enginewire.conformance.wire.foreign.health_types import NO_SERVICE
+from enginewire.conformance.wire.presence import is_loading
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 CLIENT_LIMIT: Final = 4 * 1024 * 1024
 MOST_METADATA: Final = 8 * 1024
 ENTRY_OVERHEAD: Final = 32
+
+INFO: Final = "DiscoveryService.GetEngineInfo"
+STARTED: Final = (pb.ENGINE_STATE_READY, pb.ENGINE_STATE_DRAINING, pb.ENGINE_STATE_STOPPED)
 
 ENDS: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
 
@@ -44,6 +52,38 @@ def facts_stay_the_same(seen: Seen) -> None:
     for info in messages_of(seen.exchange, pb.GetEngineInfoResponse):
         if seen.info.ByteSize():
             expect_equal(info, seen.info, "GetEngineInfo answers differ")
+
+
+@of_calls("INF-01")
+def facts_are_told_in_every_state(seen: Seen) -> None:
+    """Once the engine has started, as an earlier load told."""
+    if seen.exchange.method == INFO and seen.info.ByteSize() and _is_refused_for_its_state(seen):
+        has_started = any(load.state in STARTED for load in seen.before.values())
+        message = "GetEngineInfo is refused by an engine that has started"
+        is_early = is_loading(seen.exchange) and not has_started
+        expect(is_early, message, expected="OK", seen=seen.exchange.status)
+
+
+@of_calls("WLD-01")
+def the_load_is_sent_in_every_state(seen: Seen) -> None:
+    """To whoever watches it, at once."""
+    if isinstance(seen.exchange.request, pb.WatchLoadRequest) and not seen.exchange.arrived:
+        message = "a watch of the load is refused for the state of the engine"
+        expect(not _is_refused_for_its_state(seen), message, expected="a load", seen=seen.exchange.status)
+
+
+@of_calls("HLT-08")
+def no_service_has_no_health(seen: Seen) -> None:
+    """Whatever the state of the server."""
+    exchange = seen.exchange
+    if exchange.method == health_types.CHECK and exchange.request == health_types.request(NO_SERVICE):
+        message = "Check of a service that is not served has a status"
+        expect(not exchange.is_ok, message, expected="NOT_FOUND", seen=exchange.status)
+
+
+def _is_refused_for_its_state(seen: Seen) -> bool:
+    """By the server itself; a connection that is lost has no details."""
+    return seen.exchange.code is grpc.StatusCode.UNAVAILABLE and seen.exchange.detail is not None
 
 
 @of_calls("ERR-19")

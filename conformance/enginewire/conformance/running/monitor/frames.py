@@ -10,6 +10,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer, Seen, messages_of
+from enginewire.conformance.running.monitor.failures import EARLY
 from enginewire.conformance.running.monitor.handles import Handles
 from enginewire.conformance.running.monitor.invariant import of_answers, of_calls, of_streams
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -73,6 +74,9 @@ def acceptance_comes_once(answer: Answer) -> None:
         expect_equal(len(answer.accepted), 1, "a request was served, and not accepted exactly once")
     for accepted in answer.accepted:
         expect(accepted.engine_lifetime_id, "Accepted names no life of the engine")
+    if answer.detail and answer.detail.reason in EARLY:
+        seen = pb.ErrorReason.Name(answer.detail.reason)
+        expect(not answer.accepted, "a request that is refused was accepted first", seen=seen)
 
 
 @of_answers("MDT-04")

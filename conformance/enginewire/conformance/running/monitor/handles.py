@@ -13,7 +13,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import CODES, Answer, Failure
-from enginewire.conformance.wire.exchange import Arrived, Exchange
+from enginewire.conformance.wire.exchange import Arrived, Exchange, detail_of
 from enginewire.conformance.wire.multiplexed import NAME, rows_of
 from enginewire.conformance.wire.violation import Violation
 
@@ -98,6 +98,7 @@ def answers_of(handles: Handles) -> Iterator[Answer]:
     for use in handles.all():
         if use.status is not None:
             use.answer.code = CODES.get(use.status.code, grpc.StatusCode.UNKNOWN)
+            use.answer.detail = detail_of(use.status)
         elif use.has_ended:
             use.answer.code = grpc.StatusCode.OK
         yield use.answer

@@ -17,6 +17,8 @@ CHECK: Final = "Health.Check"
 WATCH: Final = "Health.Watch"
 LIVENESS: Final = ""
 READINESS: Final = "enginewire.v1.EngineService"
+NO_SERVICE: Final = "enginewire.v1.NoSuchService"
+"""A name that no contract has."""
 
 UNKNOWN: Final = 0
 SERVING: Final = 1

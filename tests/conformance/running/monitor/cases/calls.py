@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.foreign import health_types
 from tests.conformance.running.monitor.cases.load import load, told
 from tests.conformance.running.monitor.cases.register import breaks
-from tests.conformance.running.monitor.made import called, changed
+from tests.conformance.running.monitor.made import called, changed, refused
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEAD = pb.ErrorDetail(reason=pb.ERROR_REASON_ENGINE_DEAD, retryable=True)
 
 
 @breaks("messages_are_small", "5 MiB")
@@ -28,6 +34,22 @@ def _() -> Exchange:
     other = changed()
     other.instance_id = "other"
     return called("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest(), other)
+
+
+@breaks("facts_are_told_in_every_state", "not by a dead engine")
+def _() -> Exchange:
+    return refused(pb.GetEngineInfoRequest(), DEAD, UNAVAILABLE, method="DiscoveryService.GetEngineInfo")
+
+
+@breaks("the_load_is_sent_in_every_state", "not by a dead engine")
+def _() -> Exchange:
+    return refused(pb.WatchLoadRequest(), DEAD, UNAVAILABLE, method="DiscoveryService.WatchLoad")
+
+
+@breaks("no_service_has_no_health", "it does not serve")
+def _() -> Exchange:
+    asked = health_types.request(health_types.NO_SERVICE)
+    return called(health_types.CHECK, asked, health_types.response(health_types.NOT_SERVING))
 
 
 def aborted(*results: str) -> Exchange:

@@ -71,6 +71,12 @@ def _() -> Exchange:
     return frames(ONE, [frame(1, *outputs(request()))])
 
 
+@breaks("acceptance_comes_once", "for what finds no room")
+def _() -> Exchange:
+    full = status(pb.ErrorDetail(reason=pb.ERROR_REASON_QUEUE_FULL), grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return frames(ONE, [frame(1, accepted="r-1"), frame(1, full)])
+
+
 @breaks("acceptance_names_the_request", "another")
 def _() -> Exchange:
     return frames(ONE, [frame(1, *outputs(request()), accepted="r-2")])
