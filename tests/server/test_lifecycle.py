@@ -199,7 +199,7 @@ async def test_in_a_cleanup_requests_are_refused_as_dead_in_the_grace_of_a_drain
     [runs] = await start_running(serving, max_tokens=60)
     draining = aiter(serving.engine.Drain(pb.DrainRequest(admission_grace=seconds(0.1))))
     assert (await anext(draining)).state == pb.DRAIN_STATE_GRACE
-    assert not (await serving.generate(ask("in the grace"))).failure
+    assert not (await serving.generate(ask("in-the-grace"))).failure
     cleaning = asyncio.create_task(cleanup(serving))
     await asyncio.sleep(0.02)
     assert (await serving.generate(ask("early"))).failure.reason == pb.ERROR_REASON_ENGINE_DEAD

@@ -143,6 +143,9 @@ async def watch_tells_the_end(ctx: Context) -> None:
     """A watch of the process that is open during a drain and a Cleanup: at last it says what Check says."""
     watch = await _watch(ctx, health_types.LIVENESS)
     await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
+    # So that whoever looks from time to time has seen the one before the other.
+    for _ in range(LOOKS):
+        await pause()
     await ctx.client.ask("EngineService.Cleanup", pb.CleanupRequest(abort_in_flight=True))
     now = health_types.NAMES.get(await ctx.client.health(health_types.LIVENESS))
     if now == "SERVING":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import grpc
@@ -47,13 +48,17 @@ async def live_handles_are_not_used_twice(ctx: Context) -> None:
         async with open_stream(ctx) as stream:
             live = ctx.long_request()
             stream.submit(1, live)
-            await stream.until(lambda stream=stream: bool(stream.handle(1).tokens))
+            await stream.until(partial(_has_tokens, stream))
             stream.send(pb.Submit(handle=1, generate=second))
             await _ends_with_its_request(ctx, stream, live)
     async with open_stream(ctx) as stream:
         live = ctx.long_request()
         stream.send(stream.submitted(1, live), pb.Submit(handle=1, generate=ctx.request()))
         await _ends_with_its_request(ctx, stream, live)
+
+
+def _has_tokens(stream: Multiplexed) -> bool:
+    return bool(stream.handle(1).tokens)
 
 
 async def _ends_with_its_request(ctx: Context, stream: Multiplexed, live: pb.GenerateRequest) -> None:

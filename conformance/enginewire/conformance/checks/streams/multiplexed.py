@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import grpc
@@ -188,7 +189,7 @@ async def an_ended_stream_frees_its_requests(ctx: Context) -> None:
             requests = [ctx.long_request() for _ in range(SEVERAL)]
             for number, request in enumerate(requests):
                 stream.submit(number, request)
-            await stream.until(lambda stream=stream: bool(stream.handle(0).tokens))
+            await stream.until(partial(_has_tokens, stream))
             if is_half_closed:
                 stream.half_close()
                 # The server is to see the one before the other.
@@ -196,6 +197,10 @@ async def an_ended_stream_frees_its_requests(ctx: Context) -> None:
                     await ctx.client.load()
             stream.call.cancel()
             await freed(ctx, requests)
+
+
+def _has_tokens(stream: Multiplexed) -> bool:
+    return bool(stream.handle(0).tokens)
 
 
 @check("MUX-10", needs=(*WHOLE, FIRST), alone=True)

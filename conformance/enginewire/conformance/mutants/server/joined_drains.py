@@ -122,14 +122,14 @@ class AGraceOutlivesACleanup(Reference):
 
 @mutant("a_drain_hides_the_cleanup_before_it", kills="CLN-07")
 class ADrainHidesTheCleanupBeforeIt(Reference):
-    is_hidden = False
+    hides_cleanup = False
 
     def begin_drain(self, request: pb.DrainRequest) -> None:
-        self.is_hidden = self.state == pb.ENGINE_STATE_STOPPED
+        self.hides_cleanup = self.state == pb.ENGINE_STATE_STOPPED
         super().begin_drain(request)
 
     def check_state(self) -> None:
-        if self.is_hidden and self.live:
+        if self.hides_cleanup and self.live:
             raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
         super().check_state()
 
