@@ -15,7 +15,6 @@ from enginewire.conformance.running.monitor.invariant import of_calls
 from enginewire.conformance.wire.exchange import LIFETIME_KEY, Metadata
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.foreign.health_types import NO_SERVICE
-from enginewire.conformance.wire.presence import is_loading
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 CLIENT_LIMIT: Final = 4 * 1024 * 1024
@@ -60,7 +59,8 @@ def facts_are_told_in_every_state(seen: Seen) -> None:
     if seen.exchange.method == INFO and seen.info.ByteSize() and _is_refused_for_its_state(seen):
         has_started = any(load.state in STARTED for load in seen.before.values())
         message = "GetEngineInfo is refused by an engine that has started"
-        is_early = is_loading(seen.exchange) and not has_started
+        detail = seen.exchange.detail or pb.ErrorDetail()
+        is_early = detail.reason == pb.ERROR_REASON_NOT_STARTED and not has_started
         expect(is_early, message, expected="OK", seen=seen.exchange.status)
 
 
