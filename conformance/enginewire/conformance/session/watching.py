@@ -17,6 +17,10 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation
 MOST_LOOKS: Final = 400
 """So that whoever waits for long asks less often."""
 
+COUNT_LOOKS: Final = 5
+COUNTED: Final = 0.05
+"""Of the reaction bound: so much later than its slot is free may what ended be counted."""
+
 NOTICED: Final = 0.125
 """Of the reaction bound: within so much does a server see that a caller has left, or that it is late."""
 
@@ -85,3 +89,14 @@ async def end_soon(ctx: Context, streams: Sequence[Stream], otherwise: str) -> N
             await asyncio.gather(*(stream.end() for stream in streams))
     except TimeoutError:
         raise Violation(otherwise, expected=f"an end within {ctx.bounds.reaction:.1f} s") from None
+
+
+async def all_counted(ctx: Context) -> pb.Load:
+    """The load of an idle engine, once no more of what has ended is counted."""
+    load = await ctx.idle()
+    for _ in range(COUNT_LOOKS):
+        await pause(COUNTED * ctx.bounds.reaction)
+        before, load = load, await ctx.idle()
+        if load.requests_finished == before.requests_finished:
+            break
+    return load

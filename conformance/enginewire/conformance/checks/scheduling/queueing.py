@@ -14,7 +14,7 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated, waits
-from enginewire.conformance.session.watching import left_the_queue
+from enginewire.conformance.session.watching import all_counted, left_the_queue
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -24,8 +24,6 @@ ANSWER: Final = 8
 SHORT: Final = 0.05
 """Seconds that a request waits at most."""
 LOOKS: Final = 5
-COUNTED: Final = 0.05
-"""Of the reaction bound: so much later than its slot is free may what ended be counted."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -156,17 +154,6 @@ async def ids_are_taken_on_all_ways(ctx: Context) -> None:
     for number in (2, 3):
         _require_taken(stream.handle(number))
     require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
-
-
-async def all_counted(ctx: Context) -> pb.Load:
-    """The load of an idle engine, once no more of what has ended is counted."""
-    load = await ctx.idle()
-    for _ in range(LOOKS):
-        await pause(COUNTED * ctx.bounds.reaction)
-        before, load = load, await ctx.idle()
-        if load.requests_finished == before.requests_finished:
-            break
-    return load
 
 
 def _require_taken(handle: Handle) -> None:

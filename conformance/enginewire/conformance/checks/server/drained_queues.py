@@ -10,14 +10,13 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.checks.scheduling.queueing import all_counted
 from enginewire.conformance.checks.server.drains import begun
 from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import WHOLE, Phase, check
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.sizes import slots_of
-from enginewire.conformance.session.watching import end_soon
+from enginewire.conformance.session.watching import all_counted, end_soon
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stream import reason_name
 from enginewire.conformance.wire.violation import expect, expect_equal
