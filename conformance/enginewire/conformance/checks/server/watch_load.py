@@ -80,7 +80,13 @@ async def the_queue_is_sent(ctx: Context) -> None:
         watch.cancel()
 
 
-@check("WLD-02", variant="state", needs=("WLD-02", "DRN-04", "HLT-04/cleaned-up"), phase=Phase.DESTRUCTIVE)
+@check(
+    "WLD-02",
+    variant="state",
+    phase=Phase.DESTRUCTIVE,
+    alone=True,
+    needs=("WLD-02", "DRN-04", "HLT-04/cleaned-up"),
+)
 async def the_state_is_sent(ctx: Context) -> None:
     """A drain of an idle server, and a Cleanup where that is served: nothing else changes."""
     watch = _watch(ctx, SHORTEST)

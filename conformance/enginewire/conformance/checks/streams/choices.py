@@ -52,7 +52,7 @@ async def each_choice_ends_once(ctx: Context) -> None:
     "SEQ-02",
     variant="aborted",
     gate="seed",
-    needs=(*SHAPE, "STR-09", "SEQ-02", "SEQ-04/seeded", "ABO-01"),
+    needs=(*SHAPE, "STR-04", "STR-09", "SEQ-02", "SEQ-04/seeded", "ABO-01"),
     alone=True,
     not_beside=("n",),
 )

@@ -108,7 +108,7 @@ async def events_keep_their_place_on_a_stream(ctx: Context) -> None:
 
     Of several choices, the first of which has ended before where that can be said.
     """
-    keys, most = _keys(ctx), ctx.tokens(2)
+    keys, most = known_keys(ctx), ctx.tokens(2)
     changes: dict[str, Value] = {"n": ctx.choices(2)} if ctx.choices(2) > 1 else {}
     if changes and ctx.capabilities.resume:
         ended = pb.ResumedChoice(generated_token_ids=ctx.prompt(1), finished=True)

@@ -24,7 +24,7 @@ HOT: Final = 100.0
     "RES-02",
     variant="repeating",
     gate="seed",
-    needs=(*SHAPE, "INF-05", RESUMED, "RES-02", "RES-02/choices"),
+    needs=(*SHAPE, "INF-05", "ERR-05/ends", RESUMED, "RES-02", "RES-02/choices"),
     alone=True,
 )
 async def seeded_drafts_go_on(ctx: Context) -> None:

@@ -113,7 +113,10 @@ class RepeatedPromptLosesAToken(Reference):
 
 @mutant(
     "cached_choices_go_astray",
-    kills=("SAM-01/drawn", "STP-01/repeating", "STP-04/repeating", "RES-02/repeating", "RES-03/repeating"),
+    kills=(
+        *("SAM-01/drawn", "SAM-04/full-batch", "STP-01/repeating", "STP-04/repeating"),
+        *("RES-02/repeating", "RES-03/repeating"),
+    ),
 )
 class CachedChoicesGoAstray(Reference):
     """Later choices behind a cached prompt see the wrong blocks."""

@@ -337,15 +337,6 @@ class GatheredTokensAreDropped(Reference):
             yield output
 
 
-@mutant("abort_of_all_is_for_what_runs", kills="ABO-05/all")
-class AbortOfAllIsForWhatRuns(Reference):
-    def abort_all(self) -> list[str]:
-        names = [job.request_id for job in self.running]
-        for job in list(self.running):
-            self.abort(job)
-        return names
-
-
 @mutant("who_came_behind_its_abort_is_finished", kills="ABO-10")
 class WhoCameBehindItsAbortIsFinished(Reference):
     def check_abort(self, request_id: str) -> None:

@@ -224,3 +224,12 @@ class PromptsOfTheAbortedWait(Reference):
         load = super().load()
         load.waiting_tokens += self._left
         return load
+
+
+@mutant("abort_of_all_is_for_what_runs", kills="ABO-05/all")
+class AbortOfAllIsForWhatRuns(Reference):
+    def abort_all(self) -> list[str]:
+        names = [job.request_id for job in self.running]
+        for job in list(self.running):
+            self.abort(job)
+        return names
