@@ -101,7 +101,7 @@ async def the_state_is_sent(ctx: Context) -> None:
     watch.cancel()
 
 
-@check("WLD-02", variant="draining", needs=("WLD-02/state", "CAN-01"), phase=Phase.DESTRUCTIVE)
+@check("WLD-02", variant="draining", phase=Phase.DESTRUCTIVE, alone=True, needs=("WLD-02/state", "CAN-01"))
 async def changes_are_sent_during_a_drain(ctx: Context) -> None:
     """A drain begins beside a request, which ends after it."""
     stream = await ctx.start(ctx.long_request()).first_token()
