@@ -1,7 +1,6 @@
 """The smallest engine of the contract: `python engine.py 127.0.0.1:50051`, or `unix:/run/engine.sock`."""
 
 import asyncio
-import itertools
 import re
 import signal
 import sys
@@ -9,7 +8,6 @@ import time
 
 import grpc
 from google.protobuf.any_pb2 import Any
-from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
@@ -44,7 +42,7 @@ def faults(message, owner=""):
     """Hold each field that is set against its rule, which is an option of the field in the contract."""
     for field, value in message.ListFields():
         path, rule = owner + field.name, FIELD_RULES[owner + field.name]
-        size = 0 if isinstance(value, Message) else len(value) if hasattr(value, "__len__") else value
+        size = 0 if hasattr(value, "ListFields") else len(value) if hasattr(value, "__len__") else value
         most = VOCABULARY if rule.token_count else rule.bound
         if not rule.holds(size) or size > most:
             yield "INVALID_REQUEST", path, f"got {size}, allowed {rule.range} up to {most}"
@@ -52,7 +50,7 @@ def faults(message, owner=""):
             yield "UNSUPPORTED", path, f"{rule.capability} is not advertised"
         elif rule.token_ids and max(value) >= VOCABULARY:
             yield "INVALID_REQUEST", path, f"got {max(value)}, which is not in the vocabulary"
-        elif isinstance(value, Message):
+        elif hasattr(value, "ListFields"):
             yield from faults(value, f"{path}.")
 
 
@@ -100,7 +98,7 @@ class Engine(pb.EngineServiceServicer, pb.DiscoveryServiceServicer):
                 output, output.first_output_position = response.output, done
                 if self.live.get(name) is not generate:
                     why = pb.FINISH_REASON_CANCELLED
-                elif name in itertools.islice(self.live, SLOTS):
+                elif name in list(self.live)[:SLOTS]:
                     output.token_ids.append(3 + hash((seed, done)) % (VOCABULARY - 3))
                     done += 1
                     why = ends.get(output.token_ids[0], 0) if done >= stop.min_tokens else 0

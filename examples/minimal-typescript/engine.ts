@@ -144,8 +144,7 @@ function abort(call: ServerUnaryCall<wire.AbortRequest, wire.AbortResponse>, rep
 }
 
 function load(): discovery.GetLoadResponse {
-  const { ENGINE_STATE_READY, ENGINE_STATE_DRAINING } = discovery.EngineState;
-  const state = deadline === Infinity ? ENGINE_STATE_READY : ENGINE_STATE_DRAINING;
+  const state = discovery.EngineState[`ENGINE_STATE_${deadline === Infinity ? "READY" : "DRAINING"}`];
   const [running, waiting] = [Math.min(live.size, SLOTS), Math.max(live.size - SLOTS, 0)];
   return discovery.GetLoadResponse.fromPartial({ load: { running, waiting, state, engine_lifetime_id: LIFE } });
 }
@@ -156,10 +155,9 @@ server.addService(wire.EngineServiceService, {
   generate: (call: Generate) => generate(call).catch((error) => call.emit("error", error)),
   drain: async (call: ServerWritableStream<wire.DrainRequest, wire.DrainResponse>) => {
     const { seconds, nanos } = call.request.deadline ?? { seconds: SHUTDOWN_MS / 1000, nanos: 0 };
-    const tell = (state: wire.DrainState) => call.write(wire.DrainResponse.fromPartial({ state, running: live.size }));
     const ms = Number(seconds) * 1000 + nanos / 1e6;
     if (ms < 0) return void call.emit("error", invalid("deadline", `got ${ms} ms, allowed 0 or more`));
-    await drain(ms, tell);
+    await drain(ms, (state) => call.write(wire.DrainResponse.fromPartial({ state, running: live.size })));
     call.end();
   },
 });
