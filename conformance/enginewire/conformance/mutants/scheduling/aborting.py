@@ -195,7 +195,7 @@ class LateAbortsWaitForTheNext(Reference):
         return outcome
 
 
-@mutant("tokens_after_cancel", kills=("ABO-07", "SEQ-02/aborted"), also="STR-03/seen")
+@mutant("tokens_after_cancel", kills=("ABO-07", "SEQ-02/aborted"), also=("STR-03/seen", "MUX-02/seen"))
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
         async for output in super().outputs(job):
