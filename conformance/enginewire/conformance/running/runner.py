@@ -156,19 +156,19 @@ class Runner:
     async def _run_together(self, checks: list[Check]) -> None:
         """All of them; what fails while the target got slower once more, one by one, with what needs it."""
         await beside_each_other(checks, CONCURRENCY, self._run_beside_others)
-        left = [check for check in checks if self._outcomes[check.key].status in OPEN]
-        failed = [check for check in left if self._outcomes[check.key].status in JUDGED_AGAIN]
-        if await self._may_be_the_machine(failed):
-            await beside_each_other(left, 1, self._run_and_keep)
-        for check in left:
-            self._tell(self._outcomes[check.key])
+        failed = [check for check in checks if self._outcomes[check.key].status in JUDGED_AGAIN]
+        await self._settle(checks, again=await self._may_be_the_machine(failed))
 
     async def _run_apart(self, checks: list[Check]) -> None:
         """Each on a server of its own; what fails beside others that start once more, one by one."""
         together = self.session.launcher.at_a_time if self.session.launcher else 1
         await beside_each_other(checks, together, self._run_beside_others)
+        await self._settle(checks, again=together > 1 and self.selection.judges_again)
+
+    async def _settle(self, checks: list[Check], *, again: bool) -> None:
+        """Tell of what is still open, judged again where that may change it."""
         left = [check for check in checks if self._outcomes[check.key].status in OPEN]
-        if together > 1 and self.selection.judges_again:
+        if again:
             await beside_each_other(left, 1, self._run_and_keep)
         for check in left:
             self._tell(self._outcomes[check.key])
