@@ -111,11 +111,11 @@ async def who_came_first_starts_first(ctx: Context) -> None:
             waiting = [await queued(ctx, running, each, is_multiplexed=is_multiplexed) for each in line]
             freed, *others = [stream.request.request_id for stream in running]
             starting = [asyncio.ensure_future(stream.first_token()) for stream in waiting]
-            is_right = True
             for place, first in enumerate(starting[:-1]):
                 await ctx.client.abort([freed])
                 await asyncio.wait(starting[place:], return_when=asyncio.FIRST_COMPLETED)
-                is_right = is_right and first.done()
+                if not (is_right := first.done()):
+                    break  # at once: whether all others still ran is what decides
                 freed = line[place].request_id
             are_alive = await ctx.client.abort(others)
             await ctx.client.abort([stream.request.request_id for stream in waiting])
