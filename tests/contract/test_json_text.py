@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.v1.json_text import MAX_DEPTH, json_fault
+from enginewire.v1.json_text import MAX_BYTES, MAX_DEPTH, json_fault
 from tests.server.validation.requests_to_check import seconds_of
 
 
@@ -44,3 +44,14 @@ def _not_json(name: str) -> None:
 def test_json_may_be_as_deep_as_it_says() -> None:
     assert json_fault("[" * MAX_DEPTH + "]" * MAX_DEPTH, must_be_object=False) is None
     assert json_fault("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), must_be_object=False) is not None
+
+
+def test_json_is_measured_in_bytes() -> None:
+    text = '"' + "é" * (MAX_BYTES // 2 - 1) + '"'
+    for value in (text, text.encode()):
+        assert json_fault(value, must_be_object=False) is None
+    for value in (text[:-1] + 'a"', (text[:-1] + 'a"').encode()):
+        assert (
+            json_fault(value, must_be_object=False)
+            == f"too long, got {MAX_BYTES + 1} bytes, allowed 0..{MAX_BYTES}"
+        )

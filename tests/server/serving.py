@@ -22,11 +22,26 @@ from grpc_status import rpc_status
 
 from enginewire import v1 as pb
 from enginewire.server import status
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.server import EngineServer
 from tests.patience import PATIENCE_SECONDS
 
 IDLE = (0, 0, 0)
 ENGINE_SERVICE = "enginewire.v1.EngineService"
+
+
+class Advertising(MockerEngine):
+    """A mocker that says of itself that it has these capabilities, too."""
+
+    def __init__(self, **capabilities: object) -> None:
+        super().__init__()
+        self._capabilities = pb.Capabilities(**capabilities)
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """The mocker's config, with more."""
+        config = await super().start(worker_id)
+        config.capabilities.MergeFrom(self._capabilities)
+        return config
 
 
 def ask(

@@ -12,9 +12,18 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.access.access import TENANT_KEY
 from enginewire.access.roles import Role
-from enginewire.server.engines.mocker.engine import MockerEngine
 from tests.keys import KEYS, bearing, line_of
-from tests.server.serving import Answer, Serving, abort_frame, ask, collect, in_one_frame, seconds, submit
+from tests.server.serving import (
+    Advertising,
+    Answer,
+    Serving,
+    abort_frame,
+    ask,
+    collect,
+    in_one_frame,
+    seconds,
+    submit,
+)
 
 FLOOD, MINE, TRUSTED, ADMIN = (
     "canary-flood-51a9c2e8",
@@ -189,15 +198,6 @@ async def test_one_callers_requests_leave_room_in_the_queue_for_another(start) -
     assert sum(answer.failure is not None for answer in (await flood).values()) == 31
 
 
-class Urgent(MockerEngine):
-    """A mocker that says that it heeds priorities."""
-
-    async def start(self, worker_id: int) -> pb.EngineConfig:
-        config = await super().start(worker_id)
-        config.capabilities.priority = True
-        return config
-
-
 @pytest.mark.parametrize(
     ("routing", "field"),
     [
@@ -211,7 +211,7 @@ class Urgent(MockerEngine):
 async def test_nobody_is_more_urgent_than_allowed(
     start, routing: dict[str, float], field: str | None
 ) -> None:
-    serving = await start(flood="min_priority=0", engine=Urgent())
+    serving = await start(flood="min_priority=0", engine=Advertising(priority=True))
     request = ask(max_tokens=2, routing=pb.RoutingHints(**routing))
     if field is None:
         answer = await serving.generate(request, metadata=bearing(FLOOD))

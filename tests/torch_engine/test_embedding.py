@@ -38,10 +38,10 @@ def asking(*inputs: list[int], **fields: object) -> pb.PreprocessedEmbeddingRequ
 
 
 async def embedded(
-    engine: TorchEngine, *inputs: list[int], priority: int = 0, **fields: object
+    engine: TorchEngine, *inputs: list[int], priority: int = 0, request_id: str = "e", **fields: object
 ) -> torch.Tensor:
     """The vectors [inputs, size]."""
-    context = GenerateContext("e", routing=pb.RoutingHints(priority=priority))
+    context = GenerateContext(request_id, routing=pb.RoutingHints(priority=priority))
     output = await engine.embed(asking(*inputs, **fields), context)
     assert output.prompt_tokens == output.total_tokens == sum(map(len, inputs))
     return torch.tensor([list(each.values) for each in output.embeddings])
@@ -184,6 +184,18 @@ async def test_a_cancelled_call_frees_every_input(model_folder):
         await until(lambda: not holds_anything(engine.load()))
         assert engine.load().step - steps < 30, "the whole work would take 300"
         await embedded(engine, PROMPT)
+
+
+async def test_a_call_waits_once_whatever_it_has_of_inputs(model_folder):
+    async with running(model_folder("llama"), max_num_seqs=1, max_num_batched_tokens=4) as engine:
+        async with stopped(engine):
+            calls = [asyncio.create_task(embedded(engine, *INPUTS, request_id=each)) for each in "ab"]
+            await asyncio.sleep(0)
+            assert engine.load().waiting == 2
+        while not all(call.done() for call in calls):
+            assert engine.load().waiting <= 2
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*calls)
 
 
 async def test_a_drain_hands_back_a_call_whose_inputs_wait(model_folder):

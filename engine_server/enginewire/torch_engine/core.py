@@ -7,7 +7,7 @@ loops, loading, gRPC or messages; everything here runs on the step thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from enginewire.server.failures import DeadlineExceeded, EngineError, StepFailed, internal
 from enginewire.torch_engine.requests.scheduled import Scheduled
@@ -58,10 +58,11 @@ class EngineCore:
         request.work = work_of(request, self.live, self._runner)
         self.live.start(request)
 
-    def add_all(self, requests: Iterable[Request]) -> None:
-        """Queue requests that need nothing but a place."""
-        for request in requests:
-            self.add(request)
+    def add_inputs(self, inputs: Collection[Request]) -> None:
+        """Queue the inputs of one request to embed."""
+        for each in inputs:
+            self.add(each)
+        self.counters.requests_added -= len(inputs) - 1
 
     def reset_counters(self) -> None:
         """Forget the totals so far."""

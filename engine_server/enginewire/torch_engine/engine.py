@@ -176,8 +176,8 @@ class TorchEngine:
             for each in request.token_ids
         ]
         with self._embedding_waits.of(each.context for each in inputs) as waits:
-            self._num_submitted += len(inputs)
-            thread.post(lambda core: core.add_all(inputs))
+            self._num_submitted += 1
+            thread.post(lambda core: core.add_inputs(inputs))
             try:
                 return _answer(inputs, await asyncio.gather(*waits))
             finally:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -229,7 +229,7 @@ class StepThread:
         waiting = {sequence.request for sequence in scheduler.waiting} - running
         load = pb.Load(
             running=len(scheduler.running),
-            waiting=len(waiting),
+            waiting=len(_ids(waiting) - _ids(running)),
             waiting_tokens=sum(len(request.prompt_token_ids) for request in waiting),
             kv_blocks_used=scheduler.pool.num_used,
             kv_blocks_total=scheduler.pool.num_blocks,
@@ -298,3 +298,8 @@ def _kernels(options: TorchEngineOptions) -> Iterator[Source]:
             yield attention(dtype, SMALLER_CACHES.get(options.kv_cache_dtype, dtype))
     if options.quantization == "int4":
         yield from (INT4, INT4_ROUNDING)
+
+
+def _ids(requests: Iterable[Request]) -> set[str]:
+    """Of the requests of callers: the inputs of one to embed have its id."""
+    return {request.context.request_id for request in requests}

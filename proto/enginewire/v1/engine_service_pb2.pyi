@@ -429,7 +429,8 @@ class AbortRequest(_message.Message):
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Exact ids, never prefixes. A server should remember an id that it does not know yet for a short time, so
-        that an abort may overtake its request. Empty together with all=false = INVALID_ARGUMENT.
+        that an abort may overtake its request. Empty together with all=false = INVALID_ARGUMENT. Up to 16384 are
+        served; a server may refuse more.
         """
 
     def __init__(

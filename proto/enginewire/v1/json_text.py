@@ -18,8 +18,9 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 def json_fault(data: bytes | str, *, must_be_object: bool) -> str | None:
     """What is wrong with `data`, or None. The answer never quotes it."""
-    if len(data) > MAX_BYTES:
-        return f"too long, got {len(data)} bytes, allowed 0..{MAX_BYTES}"
+    size = len(data.encode() if isinstance(data, str) else data)
+    if size > MAX_BYTES:
+        return f"too long, got {size} bytes, allowed 0..{MAX_BYTES}"
     try:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError:

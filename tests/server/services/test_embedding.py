@@ -16,7 +16,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import DeadlineExceeded
 from tests.patience import PATIENCE_SECONDS
-from tests.server.serving import Serving, ask, detail_of, submit
+from tests.server.serving import Advertising, Serving, ask, detail_of, submit
 
 OWN_SIZE = 64
 
@@ -153,13 +153,8 @@ async def test_unknown_models_and_revisions_are_refused(engine_server):
 
 
 async def test_priority_and_rank_come_as_metadata_and_are_checked_like_those_of_generate(engine_server):
-    class Urgent(MockerEngine):
+    class Urgent(Advertising):
         priority = 0
-
-        async def start(self, worker_id: int) -> pb.EngineConfig:
-            config = await super().start(worker_id)
-            config.capabilities.priority = True
-            return config
 
         async def embed(
             self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
@@ -167,7 +162,7 @@ async def test_priority_and_rank_come_as_metadata_and_are_checked_like_those_of_
             self.priority = context.routing.priority
             return await super().embed(request, context)
 
-    invalid, engine = grpc.StatusCode.INVALID_ARGUMENT, Urgent()
+    invalid, engine = grpc.StatusCode.INVALID_ARGUMENT, Urgent(priority=True, data_parallel=True)
     serving = await engine_server(engine)
     await serving.embedding.Embed(asking(b"x"), metadata=[("enginewire-priority", "-7")])
     assert engine.priority == -7
@@ -179,9 +174,10 @@ async def test_priority_and_rank_come_as_metadata_and_are_checked_like_those_of_
         assert answer == (invalid, field)
 
 
-async def test_a_priority_needs_its_capability(engine_server):
-    answer = await refusal(await engine_server(), asking(b"x"), metadata=[("enginewire-priority", "1")])
-    assert answer == (grpc.StatusCode.UNIMPLEMENTED, "routing.priority")
+@pytest.mark.parametrize("key", ["priority", "dp-rank", "routing-key"])
+async def test_a_key_without_its_capability_is_not_read(key, engine_server):
+    serving = await engine_server()
+    await serving.embedding.Embed(asking(b"x"), metadata=[(f"enginewire-{key}", "high")])
 
 
 async def test_an_answer_never_outgrows_the_default_limit_of_clients(engine_server):

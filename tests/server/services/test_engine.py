@@ -12,7 +12,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.services.engine import LIFETIME_KEY
 from tests.patience import PATIENCE_SECONDS
-from tests.server.serving import ask, detail_of, rest_of
+from tests.server.serving import Advertising, ask, detail_of, rest_of
 
 SLOW = {"mocker_itl_ms": 20.0}
 
@@ -73,7 +73,7 @@ async def test_a_live_id_is_refused_and_usable_again_after_its_request_ended(eng
 
 
 async def test_metadata_that_disagrees_with_the_body_is_refused(engine_server):
-    serving = await engine_server()
+    serving = await engine_server(Advertising(data_parallel=True))
     request = ask(routing=pb.RoutingHints(dp_rank=0))
     answer = await serving.generate(request, metadata=(("enginewire-dp-rank", "1"),))
     assert answer.failure.reason == pb.ERROR_REASON_INVALID_REQUEST

@@ -128,13 +128,26 @@ async def test_a_request_that_was_aborted_before_it_arrived_is_refused_either_wa
 
 @pytest.mark.parametrize(
     "request_",
-    [pb.AbortRequest(), pb.AbortRequest(request_ids=["a"], all=True), pb.AbortRequest(request_ids=["a b"])],
+    [
+        pb.AbortRequest(),
+        pb.AbortRequest(request_ids=["a"], all=True),
+        pb.AbortRequest(request_ids=["a b"]),
+        pb.AbortRequest(request_ids=["a"] * 16_385),
+    ],
 )
 async def test_an_abort_that_says_nothing_too_much_or_nonsense_is_refused(engine_server, request_):
     serving = await engine_server()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await serving.engine.Abort(request_)
     assert detail_of(caught.value).reason == pb.ERROR_REASON_INVALID_REQUEST
+
+
+async def test_as_many_ids_as_the_contract_says_have_an_answer_that_every_client_takes(engine_server):
+    serving = await engine_server()
+    ids = [f"{number:0>128}" for number in range(16_384)]
+    response = await serving.engine.Abort(pb.AbortRequest(request_ids=ids))
+    assert [result.request_id for result in response.results] == ids
+    assert response.ByteSize() < 4 << 20
 
 
 async def test_requests_aborted_as_soon_as_they_arrive_leave_nothing(engine_server):

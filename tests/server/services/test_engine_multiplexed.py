@@ -10,6 +10,7 @@ import pytest
 
 from enginewire import v1 as pb
 from tests.server.serving import (
+    Advertising,
     Answer,
     abort_frame,
     ask,
@@ -198,7 +199,7 @@ async def test_a_timeout_that_is_not_positive_is_refused(engine_server):
 
 
 async def test_metadata_of_a_submit_is_its_own(engine_server):
-    serving = await engine_server()
+    serving = await engine_server(Advertising(data_parallel=True))
     answers = await serving.multiplexed(
         [
             submit(1, ask("a"), metadata={"enginewire-dp-rank": "9"}),

@@ -111,6 +111,16 @@ INVALID = [
         fields(sampling_options__guided_decoding__regex="a" * (MAX_BYTES + 1)),
     ),
     (
+        "sampling_options.guided_decoding.regex",
+        fields(sampling_options__guided_decoding__regex="é" * (MAX_BYTES // 2) + "a"),
+    ),
+    (
+        "sampling_options.guided_decoding.choice.choices",
+        fields(
+            sampling_options__guided_decoding__choice=pb.GuidedChoice(choices=["é" * (MAX_BYTES // 2), "a"])
+        ),
+    ),
+    (
         "sampling_options.guided_decoding.json_schema",
         fields(sampling_options__guided_decoding__json_schema="{"),
     ),

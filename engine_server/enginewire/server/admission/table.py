@@ -255,6 +255,11 @@ class RequestTable:
         return any(live.adapter == name for live in self._live.values())
 
     @property
+    def capabilities(self) -> pb.Capabilities:
+        """What the engine can do; nothing before it has started."""
+        return self._config.capabilities
+
+    @property
     def live_count(self) -> int:
         """Requests in the engine."""
         return len(self._live)

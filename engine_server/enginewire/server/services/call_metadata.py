@@ -1,11 +1,13 @@
 """The reserved metadata keys of a call, folded into the request they belong to, and in whose name it comes.
 
-A key and the body field it stands for may both be set only when they agree. Other keys are ignored.
+A key counts for an engine with the capability of the body field that it stands for; both may be set only when
+they agree. Other keys are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Final
 
 from enginewire import v1 as pb
@@ -16,23 +18,25 @@ from enginewire.server.admission.origin import Origin
 from enginewire.server.failures import InvalidRequest, NotAllowed, NotKnown
 from enginewire.tracing.trace_context import passed_on
 
-# metadata key → (field of RoutingHints, its type, what is allowed)
-KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {
-    "enginewire-dp-rank": ("dp_rank", int, "0..4294967295"),
-    "enginewire-priority": ("priority", int, "-2147483648..2147483647"),
-    "enginewire-routing-key": ("routing_key", str, "text"),
+# metadata key → (field of RoutingHints, its capability, what is allowed)
+KEYS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "enginewire-dp-rank": ("dp_rank", "data_parallel", "0..4294967295"),
+    "enginewire-priority": ("priority", "priority", "-2147483648..2147483647"),
 }
+DECIMAL: Final = re.compile(r"-?[0-9]{1,10}")
 
 
-def apply_metadata(request: pb.GenerateRequest, metadata: Mapping[str, str]) -> None:
+def apply_metadata(
+    request: pb.GenerateRequest, metadata: Mapping[str, str], capabilities: pb.Capabilities
+) -> None:
     """Set routing hints from metadata. Raises InvalidRequest that names the key."""
-    _apply_all(request.request.routing, metadata)
+    _apply_all(request.request.routing, metadata, capabilities)
 
 
-def routing_of(metadata: Mapping[str, str]) -> pb.RoutingHints:
+def routing_of(metadata: Mapping[str, str], capabilities: pb.Capabilities) -> pb.RoutingHints:
     """The routing hints of a request that has no field for them. Raises as `apply_metadata`."""
     routing = pb.RoutingHints()
-    _apply_all(routing, metadata)
+    _apply_all(routing, metadata, capabilities)
     return routing
 
 
@@ -58,22 +62,19 @@ def party_of(access: Access, metadata: Mapping[str, str]) -> Party:
         raise NotAllowed(str(denied)) from None
 
 
-def _apply_all(routing: pb.RoutingHints, metadata: Mapping[str, str]) -> None:
-    for key, (field, read, allowed) in KEYS.items():
-        if key in metadata:
-            _apply(routing, field, _value(key, metadata[key], read, allowed), key, allowed)
+def _apply_all(routing: pb.RoutingHints, metadata: Mapping[str, str], capabilities: pb.Capabilities) -> None:
+    for key, (field, capability, allowed) in KEYS.items():
+        if key in metadata and getattr(capabilities, capability):
+            _apply(routing, field, _number(key, metadata[key], allowed), key, allowed)
 
 
-def _value(key: str, text: str, read: Callable[[str], int | str], allowed: str) -> int | str:
-    try:
-        return read(text)
-    except ValueError:
-        raise InvalidRequest(
-            f"{key}: not a number, got {text[:64]!a}, allowed {allowed}", field=key
-        ) from None
+def _number(key: str, text: str, allowed: str) -> int:
+    if not DECIMAL.fullmatch(text):
+        raise InvalidRequest(f"{key}: not a number, got {text[:64]!a}, allowed {allowed}", field=key)
+    return int(text)
 
 
-def _apply(routing: pb.RoutingHints, field: str, value: int | str, key: str, allowed: str) -> None:
+def _apply(routing: pb.RoutingHints, field: str, value: int, key: str, allowed: str) -> None:
     if routing.HasField(field) and getattr(routing, field) != value:  # type: ignore[arg-type]  # a key of KEYS
         raise InvalidRequest(f"{key}: disagrees with routing.{field}", field=f"routing.{field}")
     try:

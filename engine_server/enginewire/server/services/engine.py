@@ -28,6 +28,8 @@ from enginewire.server.status import as_failure
 from enginewire.server.validation.generate import check_request_id
 
 LIFETIME_KEY = "enginewire-lifetime-id"
+MAX_ABORTED_IDS = 16_384
+"""Of one call: with ids of any length the answer stays below what clients take."""
 
 
 class EngineServicer:
@@ -52,7 +54,7 @@ class EngineServicer:
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
         metadata = text_metadata(call)
-        apply_metadata(request, metadata)
+        apply_metadata(request, metadata, self._requests.capabilities)
         origin, deadline = origin_of(self._access, metadata), deadline_of(call.time_remaining())
         if needs_preparation(request):
             await self._requests.prepare(request, origin)
@@ -92,6 +94,10 @@ class EngineServicer:
         if request.all == bool(request.request_ids):
             raise InvalidRequest(
                 "request_ids: exactly one of request_ids and all must be set", field="request_ids"
+            )
+        if (count := len(request.request_ids)) > MAX_ABORTED_IDS:
+            raise InvalidRequest(
+                f"request_ids: too many, got {count}, allowed 1..{MAX_ABORTED_IDS}", field="request_ids"
             )
         reason = request.reason or "abort"
         if request.all:
@@ -158,7 +164,7 @@ class MultiplexedSession:
             raise InvalidRequest(f"submits.handle: {handle} is live on this stream", field="submits.handle")
         sink = self.connection.sink(handle)
         try:
-            apply_metadata(submit.generate, submit.metadata)
+            apply_metadata(submit.generate, submit.metadata, self._requests.capabilities)
             origin = origin_of(self._access, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):

@@ -93,19 +93,20 @@ def check_guided(guided: pb.GuidedDecoding, modes: Iterable[int]) -> None:
 
 def _check_texts(path: str, texts: Iterable[str]) -> None:
     texts = list(texts)
-    size = sum(map(len, texts))
+    size = sum(len(text.encode()) for text in texts)
     if not 1 <= len(texts) <= MAX_GUIDED_CHOICES or not all(texts) or size > MAX_BYTES:
-        got = f"{len(texts)} texts of {size} characters"
+        got = f"{len(texts)} texts of {size} bytes"
         allowed = f"1..{MAX_GUIDED_CHOICES} of {MAX_BYTES} together"
         raise invalid(path, "too many, too long or empty", got, allowed)
 
 
 def _check_guide_text(path: str, text: str, *, is_json: bool) -> None:
-    if not 0 < len(text) <= MAX_BYTES:
-        raise invalid(path, "empty or too long", f"{len(text)} characters", f"1..{MAX_BYTES}")
+    got = f"{len(text.encode())} bytes"
+    if not 0 < len(text.encode()) <= MAX_BYTES:
+        raise invalid(path, "empty or too long", got, f"1..{MAX_BYTES}")
     fault = json_fault(text, must_be_object=False) if is_json else None
     if fault:
-        raise invalid(path, fault, f"{len(text)} characters", "JSON text")
+        raise invalid(path, fault, got, "JSON text")
 
 
 def check_prompt_embeds(tensor: pb.Tensor, bounds: Bounds) -> None:
