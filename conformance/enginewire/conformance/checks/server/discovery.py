@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import chain, islice, repeat
 from typing import Final, cast
 
 from enginewire import v1 as pb
@@ -45,6 +46,8 @@ LIMITED: Final = (
 MOST_WAITING: Final = 32
 """Requests beside those that run. A thousand streams would keep the kit itself from looking at the load."""
 LOOKS: Final = 20
+SEVERAL: Final = 3
+"""Choices of one request, where there may be so many."""
 
 
 @check("INF-01", alone=True)
@@ -131,7 +134,7 @@ async def blocks_are_bounded(ctx: Context) -> None:
 @check("INF-08", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def running_is_bounded(ctx: Context) -> None:
     """More requests than slots: four times as many where the slots are few."""
-    await _stays_bounded(ctx, ctx.long_request)
+    await _stays_bounded(ctx, repeat(1))
 
 
 @check(
@@ -143,10 +146,12 @@ async def running_is_bounded(ctx: Context) -> None:
     needs=(*SHAPE, "INF-08", "SEQ-05/cancelled"),
 )
 async def running_choices_are_bounded(ctx: Context) -> None:
-    """Each of them is a sequence."""
+    """Each of them is a sequence, also where some slots are left, and fewer than a request needs."""
     if ctx.config.max_num_seqs == 1 or ctx.choices(2) < 2:
         raise NotApplicable("there is no room for two choices")
-    await _stays_bounded(ctx, lambda: ctx.long_request(n=2))
+    several = min(ctx.choices(SEVERAL), ctx.config.max_num_seqs or SEVERAL)
+    first = several if ctx.config.max_num_seqs % several else 1
+    await _stays_bounded(ctx, chain([first], repeat(several)))
 
 
 @check(
@@ -173,7 +178,8 @@ async def running_choices_are_counted(ctx: Context) -> None:
     expect_equal(running, 2, "Load.running does not count the sequences being computed")
 
 
-async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]) -> None:
+async def _stays_bounded(ctx: Context, choices: Iterator[int]) -> None:
+    """Beside more requests than there are slots, which ask for so many choices in turn."""
     if not ctx.config.HasField("max_num_seqs"):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")
     slots, of_each = slots_of(ctx.config), ctx.config.max_num_seqs
@@ -181,7 +187,8 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
         raise NotApplicable(f"{slots} slots are more than the kit fills")
     # How soon a busy server answers is for others to judge.
     ctx.client.timeout = ctx.bounds.check / 2
-    streams = [ctx.start(request()) for _ in range(slots + min(3 * slots, MOST_WAITING))]
+    count = slots + min(3 * slots, MOST_WAITING)
+    streams = [ctx.start(ctx.long_request(n=n)) for n in islice(choices, count)]
     await streams[0].first_token()
     for _ in range(LOOKS):
         load = await ctx.client.load()
