@@ -68,6 +68,12 @@ class OneSlot(Reference):
     settings = replace(Settings(), max_num_seqs=1)
 
 
+class LittleRoom(Reference):
+    """Where one request runs and one waits, and the next one is refused."""
+
+    settings = replace(Settings(), max_num_seqs=1, max_queued=1)
+
+
 class TwoSlots(Reference):
     """Where the third one does."""
 
@@ -215,7 +221,8 @@ FEW = RunOptions(companies=1, cases=8)
             ),
             ("USE-06", "USE-07", "LOG-07", "GDE-01", "KVE-03"),
         ),
-        (OneSlot, ("ABO-01", "SEQ-02"), ("SEQ-05", "SEQ-05/cancelled")),
+        (OneSlot, ("ABO-01", "SEQ-02", "CON-10"), ("SEQ-05", "SEQ-05/cancelled")),
+        (LittleRoom, (*SHAPE, "ERR-05"), ("CON-02",)),
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
         pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),

@@ -12,23 +12,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import grpc
-
-from enginewire import v1 as pb
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Check, Phase
+from enginewire.conformance.running.room import WRONG, found_no_room
 from enginewire.conformance.session.company import ALONE, FULL, Company, draw
 from enginewire.conformance.session.crowd import crowded
 from enginewire.conformance.session.run_options import DIFFERENT
 from enginewire.conformance.session.session import Session
-from enginewire.conformance.wire.exchange import Exchange
 
 IN_COMPANY: Final = "in-company"
 """The end of a key of what failed so: `USE-01/in-company`."""
-
-WRONG: Final = frozenset({Status.FAIL, Status.WARN})
-
-BUSY: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 EFFORTS: Final = 0.6
 """For all of it; what is begun is judged to its end."""
@@ -38,22 +31,26 @@ Judge = Callable[[Check, Company], Awaitable[Outcome]]
 
 @dataclass
 class Accompanied:
-    """The second half of a run. `judge` runs one check in some company, `together`: so many at a time."""
+    """The second half of a run. `judge` runs one check in some company."""
 
     session: Session
     judge: Judge
-    together: int
     found: dict[Check, Outcome] = field(default_factory=dict)
     """By the check in company."""
     count: int = 0
     """How many were judged."""
     _suspects: list[tuple[Check, Company, Outcome]] = field(default_factory=list)
     """What failed in a full engine, and is judged once more in a calm one."""
+    _slots: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
     _calm: list[tuple[Check, Company]] = field(default_factory=list)
     """What says nothing in a full engine, and meets the rest of its company without it."""
 
-    async def run(self, passed: Sequence[tuple[Check, float]]) -> None:
-        """Each check that passed, with the seconds it took: the quick ones first, while there is time."""
+    async def run(self, passed: Sequence[tuple[Check, float]], together: int) -> None:
+        """Each check that passed, with the seconds it took: the quick ones first, while there is time.
+
+        `together`: so many at a time.
+        """
+        self._slots = asyncio.Semaphore(together)
         ordered = [check for check, _ in sorted(passed, key=lambda each: each[1]) if is_comparable(check)]
         due = [(check, company) for check in ordered for company in self._companies(check)]
         await self._look_at_all([(check, company) for check, company in due if FULL not in company.members])
@@ -66,10 +63,9 @@ class Accompanied:
 
     async def _look_at_all(self, due: Sequence[tuple[Check, Company]]) -> None:
         deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
-        slots = asyncio.Semaphore(self.together)
 
         async def look(check: Check, company: Company) -> None:
-            async with slots:
+            async with self._slots:
                 if time.monotonic() < deadline and _named(check) not in self.found:
                     await self._look(check, company)
 
@@ -138,14 +134,7 @@ class Accompanied:
 
 
 def _is_wrong(outcome: Outcome) -> bool:
-    """A failure that is none of room: who comes when the queue is full may be refused."""
-    return outcome.status in WRONG and not any(map(_is_of_room, outcome.exchanges))
-
-
-def _is_of_room(exchange: Exchange) -> bool:
-    frames = (each for each in exchange.messages if isinstance(each, pb.GenerateMultiplexedResponse))
-    ends = (event.status.code for frame in frames for event in frame.events)
-    return exchange.code is BUSY or BUSY.value[0] in ends
+    return outcome.status in WRONG and not found_no_room(outcome)
 
 
 def is_comparable(check: Check) -> bool:

@@ -23,6 +23,7 @@ from enginewire.conformance.running.monitor.watch import SHARED, Monitor, stands
 from enginewire.conformance.running.order import ROOT, beside_each_other, needs_first, needs_of
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
+from enginewire.conformance.running.room import as_told, num_together
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.company import ALONE, Company
 from enginewire.conformance.session.context import Context
@@ -30,7 +31,6 @@ from enginewire.conformance.session.session import Launcher, Session, Unreachabl
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
 
-CONCURRENCY: Final = 8
 NOT_ALONE: Final = (
     "the server has {number} requests of somebody else: what reads its load, fills its slots or measures "
     "time, and fails, counts for nothing"
@@ -73,8 +73,7 @@ class Runner:
         self._left = 0
         self._is_ended = False
         self._monitor = Monitor()
-        together = 1 if self.selection.one_by_one else CONCURRENCY
-        self._accompanied = Accompanied(self.session, self._judge_again, together)
+        self._accompanied = Accompanied(self.session, self._judge_again)
 
     async def run(self) -> Report:
         """Run everything that was selected. Raises Unreachable; a target that answers is judged."""
@@ -138,7 +137,7 @@ class Runner:
             for check in self.checks
             if (outcome := self._outcomes.get(check.key)) and outcome.status is Status.PASS
         ]
-        await self._accompanied.run(passed)
+        await self._accompanied.run(passed, self._num_together)
 
     async def _judge_again(self, check: Check, company: Company) -> Outcome:
         self._running.append(check.key)
@@ -149,13 +148,17 @@ class Runner:
             self.watch(outcome, self._left)
         return outcome
 
+    @property
+    def _num_together(self) -> int:
+        return 1 if self.selection.one_by_one else num_together(self.session.info.config)
+
     def _runs_alone(self, check: Check) -> bool:
         has_no_server = check.phase >= Phase.DESTRUCTIVE and not self.session.launcher
         return check.alone or has_no_server or self.selection.one_by_one
 
     async def _run_together(self, checks: list[Check]) -> None:
         """All of them; what fails while the target got slower once more, one by one, with what needs it."""
-        await beside_each_other(checks, CONCURRENCY, self._run_beside_others)
+        await beside_each_other(checks, self._num_together, self._run_beside_others)
         failed = [check for check in checks if self._outcomes[check.key].status in JUDGED_AGAIN]
         await self._settle(checks, again=await self._may_be_the_machine(failed))
 
@@ -275,6 +278,7 @@ class Runner:
     async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
         context = Context(session, check.key, company)
         outcome = await verdict.judged(check, context, session.bounds.check)
+        outcome = as_told(outcome, session.info.config)
         if outcome.status is Status.PASS and context.left_out:
             # A result that rests on less than usual says so.
             outcome = replace(outcome, message=f"{IN_PART}: {'; '.join(context.left_out)}")

@@ -42,6 +42,12 @@ def slots_of(config: pb.EngineConfig) -> int:
     return config.max_num_seqs * len(ranks_of(config))
 
 
+def room_of(config: pb.EngineConfig) -> int:
+    """Requests that run and wait at the same time at most; 0 where nothing says how many."""
+    is_bounded = config.HasField("max_num_seqs") and config.limits.HasField("max_num_queued_reqs")
+    return slots_of(config) + config.limits.max_num_queued_reqs if is_bounded else 0
+
+
 class Sizes:
     """What fits the target of a session."""
 

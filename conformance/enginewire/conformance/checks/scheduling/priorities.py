@@ -117,7 +117,7 @@ async def who_came_first_starts_first(ctx: Context) -> None:
                 if not (is_right := first.done()):
                     break  # at once: whether all others still ran is what decides
                 freed = line[place].request_id
-            are_alive = await ctx.client.abort(others)
+            are_alive = await ctx.client.abort(others) if others else []
             await ctx.client.abort([stream.request.request_id for stream in waiting])
             await asyncio.gather(*starting, return_exceptions=True)
         if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
