@@ -81,7 +81,7 @@ class RequestTable:
         self.step = 0
         self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
         self._engine: StepEngine | None = None
-        self._config = pb.EngineConfig()
+        self.config = pb.EngineConfig()
         self._live: dict[str, Live] = {}
         self._num_preparing = 0
         self._past = RememberedIds()
@@ -92,7 +92,7 @@ class RequestTable:
         """Admit requests to `engine` from now on."""
         engine.set_step_listener(self.deliver)
         self.turns.open(engine, config)
-        self._engine, self._config, self.closed = engine, config, None
+        self._engine, self.config, self.closed = engine, config, None
 
     def close(self, failure: Callable[[], EngineError]) -> None:
         """Refuse new requests from now on; `failure` makes the refusal."""
@@ -102,8 +102,8 @@ class RequestTable:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
         with Admission(self.observer, request, origin):
             engine = self._open_engine()
-            check_generate(request, self._config)
-            chosen_adapter(self._config, self.adapters, request.request.model, request.request.routing)
+            check_generate(request, self.config)
+            chosen_adapter(self.config, self.adapters, request.request.model, request.request.routing)
             if self._num_preparing >= (most := self.turns.limits.requests):
                 raise queue_full("requests", self._num_preparing, most)
             self._num_preparing += 1
@@ -122,16 +122,16 @@ class RequestTable:
         """
         with Admission(self.observer, request, origin):
             engine = self._open_engine()
-            check_generate(request, self._config)
+            check_generate(request, self.config)
             adapter = chosen_adapter(
-                self._config, self.adapters, request.request.model, request.request.routing
+                self.config, self.adapters, request.request.model, request.request.routing
             )
             self._check_id(request.request_id)
             context = GenerateContext(request.request_id, deadline=deadline, trace=origin.trace)
-            live = live_of(request.request, context, sink, adapter, self._config, origin.party)
+            live = live_of(request.request, context, sink, adapter, self.config, origin.party)
             if self._check_engine:
-                live.check = RequestCheck(request.request, self._config)
-            work = Generation(engine, request.request, context, need_of(request.request, self._config))
+                live.check = RequestCheck(request.request, self.config)
+            work = Generation(engine, request.request, context, need_of(request.request, self.config))
             self.turns.take(live, work, self._live.values())
             self._enter(live, request.request)
             return context
@@ -165,7 +165,7 @@ class RequestTable:
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
         for context, mistake in mistakes_of(
-            outputs, self._config.vocab_size, is_full=self._check_engine
+            outputs, self.config.vocab_size, is_full=self._check_engine
         ).items():
             self._blame(context, mistake)
         self.observer.step(outputs)
@@ -255,11 +255,6 @@ class RequestTable:
         return any(live.adapter == name for live in self._live.values())
 
     @property
-    def capabilities(self) -> pb.Capabilities:
-        """What the engine can do; nothing before it has started."""
-        return self._config.capabilities
-
-    @property
     def live_count(self) -> int:
         """Requests in the engine."""
         return len(self._live)
@@ -272,10 +267,10 @@ class RequestTable:
         self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints, origin: Origin
     ) -> tuple[EmbeddingWork, Live]:
         engine = self._open_engine()
-        if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
+        if not self.config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
             raise Unsupported("this engine has no embeddings")
-        check_embed(request, routing, self._config, engine.embedding_size)
-        adapter = chosen_adapter(self._config, self.adapters, request.request.model, routing)
+        check_embed(request, routing, self.config, engine.embedding_size)
+        adapter = chosen_adapter(self.config, self.adapters, request.request.model, routing)
         self._check_id(request.request_id)
         context = GenerateContext(request.request_id, deadline=deadline, routing=routing, trace=origin.trace)
         work = EmbeddingWork(engine, request.request, context)

@@ -20,7 +20,7 @@ class EmbeddingServicer:
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         """One vector per input."""
         metadata = text_metadata(call)
-        routing = routing_of(metadata, self._requests.capabilities)
+        routing = routing_of(metadata, self._requests.config.capabilities)
         origin = origin_of(self._access, metadata)
         output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing, origin)
         return pb.EmbedResponse(output=output, request_id=request.request_id)

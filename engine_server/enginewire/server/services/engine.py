@@ -54,7 +54,7 @@ class EngineServicer:
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
         metadata = text_metadata(call)
-        apply_metadata(request, metadata, self._requests.capabilities)
+        apply_metadata(request, metadata, self._requests.config.capabilities)
         origin, deadline = origin_of(self._access, metadata), deadline_of(call.time_remaining())
         if needs_preparation(request):
             await self._requests.prepare(request, origin)
@@ -164,7 +164,7 @@ class MultiplexedSession:
             raise InvalidRequest(f"submits.handle: {handle} is live on this stream", field="submits.handle")
         sink = self.connection.sink(handle)
         try:
-            apply_metadata(submit.generate, submit.metadata, self._requests.capabilities)
+            apply_metadata(submit.generate, submit.metadata, self._requests.config.capabilities)
             origin = origin_of(self._access, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):
