@@ -52,6 +52,13 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize("letter", ["a", "é", '"'])
+def test_choices_are_as_long_as_their_texts_are_without_what_json_adds(letter):
+    check_size("choice", json.dumps([letter, letter * 65_535]))
+    with pytest.raises(InvalidGuide, match="too long: 65537 characters"):
+        check_size("choice", json.dumps([letter * 2, letter * 65_535]))
+
+
 @pytest.mark.parametrize(("kind", "text", "size"), SIZES, ids=[text for _, text, _ in SIZES])
 def test_every_repetition_counts_as_if_it_were_written_out(kind, text, size, monkeypatch):
     monkeypatch.setattr(guided_size, "MAX_SYMBOLS", size)
@@ -104,8 +111,9 @@ def test_the_number_of_rules_is_bounded():
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf_grammar", "json_schema", "structural_tag", "choice"])
 def test_the_text_is_bounded(kind):
+    text = "a" * 65_537
     with pytest.raises(InvalidGuide, match="too long: 65537 characters, allowed are 65536"):
-        check_size(kind, "a" * 65_537)
+        check_size(kind, json.dumps([text]) if kind == "choice" else text)
 
 
 def test_text_that_is_no_json_is_refused():
