@@ -21,7 +21,9 @@ const (
 )
 
 var name = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
-var containers = setOf("stop_conditions", "sampling_options", "output_options", "routing")
+var containers = setOf(
+	"stop_conditions", "sampling_options", "output_options", "routing", "router_config_override", "agent_context",
+)
 var otherRoles = setOf("prefill_result", "bootstrap_info")
 
 // check returns a failure that names the field, or nil.

@@ -19,6 +19,7 @@ import (
 const (
 	schemaDigest    = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401"
 	shutdownTimeout = 30 * time.Second
+	mostIDs         = 16384 // Of one abort.
 )
 
 // Of what is left out, gRPC says that it is not implemented.
@@ -76,7 +77,7 @@ func (d *discoveryService) WatchLoad(request *pb.WatchLoadRequest, stream pb.Dis
 
 func (e *engineService) Generate(generate *pb.GenerateRequest, stream pb.EngineService_GenerateServer) error {
 	ctx := stream.Context()
-	s, err := e.accept(ctx, generate)
+	s, err := e.accept(generate)
 	if err != nil {
 		return withPushback(ctx, err)
 	}
@@ -114,6 +115,9 @@ func (e *engineService) Abort(_ context.Context, request *pb.AbortRequest) (*pb.
 	if request.All == (len(request.RequestIds) > 0) {
 		return nil, invalid("request_ids", "exactly one of ids and all is needed")
 	}
+	if count := len(request.RequestIds); count > mostIDs {
+		return nil, invalid("request_ids", fmt.Sprintf("too many for one answer, got %d, allowed %d", count, mostIDs))
+	}
 	ids := request.RequestIds
 	if request.All {
 		ids = e.engine.liveIDs()
@@ -146,11 +150,8 @@ func (e *engineService) Cleanup(_ context.Context, request *pb.CleanupRequest) (
 }
 
 // accept checks the request and puts it into the engine.
-func (e *engineService) accept(ctx context.Context, generate *pb.GenerateRequest) (*sequence, error) {
+func (e *engineService) accept(generate *pb.GenerateRequest) (*sequence, error) {
 	if err := check(generate); err != nil {
-		return nil, err
-	}
-	if err := checkMetadata(ctx, generate.Request.GetRouting()); err != nil {
 		return nil, err
 	}
 	s := newSequence(generate.RequestId, generate.Request)
@@ -165,26 +166,6 @@ func finish(output *pb.LLMEngineOutput, why pb.FinishReason, promptTokens, compl
 	}
 	total := promptTokens + completionTokens
 	output.CompletionUsage = &pb.CompletionUsage{PromptTokens: promptTokens, CompletionTokens: completionTokens, TotalTokens: total}
-}
-
-// checkMetadata: a reserved key means what its field means. This engine has one rank and no priorities: they may say 0.
-func checkMetadata(ctx context.Context, routing *pb.RoutingHints) error {
-	sent, _ := metadata.FromIncomingContext(ctx)
-	meant := map[string]string{
-		"enginewire-dp-rank":  fmt.Sprint(routing.GetDpRank()),
-		"enginewire-priority": fmt.Sprint(routing.GetPriority()),
-	}
-	if routing != nil && routing.RoutingKey != nil {
-		meant["enginewire-routing-key"] = *routing.RoutingKey
-	}
-	for key, value := range meant {
-		for _, text := range sent.Get(key) {
-			if text != value {
-				return invalid(key, "the metadata says something else than routing")
-			}
-		}
-	}
-	return nil
 }
 
 func seconds(field string, duration *durationpb.Duration, absent time.Duration) (time.Duration, error) {

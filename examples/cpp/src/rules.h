@@ -18,7 +18,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 inline const std::set<std::string> kContainers = {"stop_conditions", "sampling_options", "output_options",
-                                                  "routing"};
+                                                  "routing", "router_config_override", "agent_context"};
 inline const std::set<std::string> kOtherRoles = {"prefill_result", "bootstrap_info"};
 
 template <typename... Parts>

@@ -13,6 +13,7 @@
 inline const char* const kSchemaDigest = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
+constexpr size_t kMostIds = 16384;  // Of one abort.
 
 // Runs an RPC whose failures become its status.
 template <typename Call>
@@ -106,7 +107,6 @@ class EngineRpcs final : public ew::EngineService::Service {
                         grpc::ServerWriter<ew::GenerateResponse>* writer) override {
     return answered(*context, [&] {
       check(*request);
-      check_metadata(*context, request->request().routing());
       const auto sequence = std::make_shared<Sequence>(*request);
       engine_.admit(sequence);
       context->AddInitialMetadata("enginewire-lifetime-id", engine_.lifetime_id);
@@ -135,6 +135,7 @@ class EngineRpcs final : public ew::EngineService::Service {
     return answered(*context, [&] {
       const std::vector<std::string> named(request->request_ids().begin(), request->request_ids().end());
       require(request->all() == named.empty(), "request_ids", "exactly one of ids and all is needed");
+      require(named.size() <= kMostIds, "request_ids", join("too many for one answer, allowed ", kMostIds));
       for (const std::string& id : request->all() ? engine_.live_ids() : named) {
         auto& result = *response->add_results();
         result.set_request_id(id);
@@ -168,19 +169,6 @@ class EngineRpcs final : public ew::EngineService::Service {
     usage.set_prompt_tokens(prompt);
     usage.set_completion_tokens(completion);
     usage.set_total_tokens(prompt + completion);
-  }
-
-  // A reserved key means what its field means. This engine has one rank and no priorities: they may say 0.
-  static void check_metadata(const grpc::ServerContext& context, const ew::RoutingHints& routing) {
-    const auto agree = [&](const char* key, const std::string& meant, const char* path) {
-      const auto found = context.client_metadata().find(key);
-      require(found == context.client_metadata().end() || found->second == meant, path,
-              "the metadata says something else");
-    };
-    agree("enginewire-dp-rank", std::to_string(routing.dp_rank()), "routing.dp_rank");
-    agree("enginewire-priority", std::to_string(routing.priority()), "routing.priority");
-    if (!routing.has_routing_key()) return;
-    agree("enginewire-routing-key", routing.routing_key(), "routing.routing_key");
   }
 
   static Seconds seconds(const char* field, const google::protobuf::Duration& duration) {

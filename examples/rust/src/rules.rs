@@ -95,6 +95,11 @@ pub fn check(generate: &GenerateRequest) -> Result<(), Failure> {
     for (i, text) in request.annotations.iter().enumerate() {
         require(text.len() <= 1024, &format!("annotations[{i}]"), "longer than 1024 bytes")?;
     }
+    let agent = request.agent_context.as_ref().map_or(0, |agent| agent.extra.len());
+    let router = request.router_config_override.as_ref().map_or(0, |router| router.extra.len());
+    for (path, size) in [("agent_context.extra", agent), ("router_config_override.extra", router)] {
+        require(size <= 65536, path, "longer than 65536 bytes")?;
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use crate::grpc::{frame, message, stream, timeout, unary, watch, Answer, Sender,
 use crate::pb::stop_match::Match;
 use crate::pb::*;
 use crate::rules::{check, MODEL, OLDEST_REVISION, REVISION};
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::Body;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::time::sleep;
 
 const SCHEMA_DIGEST: &str = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+const MOST_IDS: usize = 16_384; // Of one abort.
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);
 
@@ -106,7 +107,6 @@ async fn generate(engine: &Arc<Engine>, call: &mut Request<Body>) -> Result<Resp
     let patience = timeout(call.headers()).unwrap_or(YEAR).min(YEAR);
     let request: GenerateRequest = message(call).await?;
     check(&request)?;
-    check_metadata(call.headers(), &request)?;
     let sequence = Arc::new(Sequence::new(&request));
     engine.admit(&sequence)?;
     let (sender, mut response) = stream();
@@ -161,27 +161,12 @@ fn abort(engine: &Engine, request: AbortRequest) -> Result<AbortResponse, Failur
     if request.all != request.request_ids.is_empty() {
         return Err(invalid("request_ids", "exactly one of ids and all is needed"));
     }
+    if request.request_ids.len() > MOST_IDS {
+        return Err(invalid("request_ids", format!("too many for one answer, allowed {MOST_IDS}")));
+    }
     let ids = if request.all { engine.live_ids() } else { request.request_ids };
     let result = |request_id: String| AbortResult { outcome: engine.abort(&request_id) as i32, request_id };
     Ok(AbortResponse { results: ids.into_iter().map(result).collect() })
-}
-
-/// A reserved key means what its field means. This engine has one rank and no priorities: they may say 0.
-fn check_metadata(headers: &HeaderMap, generate: &GenerateRequest) -> Result<(), Failure> {
-    let routing = generate.request.as_ref().and_then(|request| request.routing.as_ref());
-    let meant = [
-        ("dp_rank", Some(routing.map_or(0, |routing| routing.dp_rank()).to_string())),
-        ("priority", Some(routing.map_or(0, |routing| routing.priority()).to_string())),
-        ("routing_key", routing.and_then(|routing| routing.routing_key.clone())),
-    ];
-    for (field, value) in meant {
-        let sent = headers.get(format!("enginewire-{}", field.replace('_', "-")));
-        if sent.zip(value).map_or(false, |(sent, value)| sent != &value) {
-            let text = "the metadata says something else";
-            return Err(invalid(&format!("routing.{field}"), text));
-        }
-    }
-    Ok(())
 }
 
 fn duration(field: &str, value: Option<prost_types::Duration>) -> Result<Option<Duration>, Failure> {

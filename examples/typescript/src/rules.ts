@@ -18,6 +18,8 @@ const CONTAINERS: { [path: string]: string } = {
   sampling_options: "SamplingOptions",
   output_options: "OutputOptions",
   routing: "RoutingHints",
+  router_config_override: "RouterConfigOverride",
+  agent_context: "AgentContext",
 };
 const OTHER_ROLES = new Set(["prefill_result", "bootstrap_info"]);
 

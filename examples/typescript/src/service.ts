@@ -13,6 +13,7 @@ import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
 const SCHEMA_DIGEST = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
+const MOST_IDS = 16_384; // Of one abort.
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
 
@@ -39,6 +40,8 @@ export function engineService(engine: Engine): Service {
     abort: unary(({ request_ids, all }) => {
       if (all === request_ids.length > 0)
         throw new Failure("INVALID_REQUEST", "request_ids", "exactly one of ids and all is needed");
+      if (request_ids.length > MOST_IDS)
+        throw new Failure("INVALID_REQUEST", "request_ids", `too many for one answer, allowed ${MOST_IDS}`);
       return { results: engine.abort(all ? undefined : request_ids) };
     }),
     drain: streaming((call) => {
@@ -81,7 +84,6 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
 
 function generate(engine: Engine, call: GenerateCall): void {
   const request = check(call.request);
-  checkMetadata(call.metadata, request.routing ?? {});
   const send = sender(call, engine.lifetimeId, request.token_ids.length);
   const sequence = { id: call.request.request_id, request, outputs: outputsOf(request), send };
   engine.admit(sequence);
@@ -121,17 +123,6 @@ function sender(call: GenerateCall, lifetimeId: string, prompt_tokens: number): 
     if (output.token !== undefined) token_ids.push(output.token);
     flush();
   };
-}
-
-/** A reserved key means what its field means. This engine has one rank and no priorities: they may say 0. */
-function checkMetadata(metadata: Metadata, routing: object): void {
-  for (const field of ["dp_rank", "priority", "routing_key"]) {
-    const sent = metadata.get(`enginewire-${field.replace("_", "-")}`)[0];
-    const isKey = field === "routing_key";
-    const meant = (routing as { [field: string]: unknown })[field] ?? (isKey ? sent : 0);
-    if (sent !== undefined && sent !== `${meant}`)
-      throw new Failure("INVALID_REQUEST", `routing.${field}`, "the metadata says something else");
-  }
 }
 
 function milliseconds(field: string, { seconds, nanos }: Duration): number {
