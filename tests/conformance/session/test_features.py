@@ -20,12 +20,18 @@ def size(value: object) -> int:
             return len(text.encode())
         case bytes() | list():
             return len(value)
+        case pb.GuidedDecoding():
+            kind = value.WhichOneof("guide") or ""
+            texts = value.choice.choices if kind == "choice" else [getattr(value, kind)]
+            return sum(len(text.encode()) for text in texts)
+        case pb.AgentContext() | pb.RouterConfigOverride():
+            return len(value.extra)
     raise TypeError(value)
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.field)
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.rule.path)
 def test_one_more_is_one_more(bound: Bound) -> None:
-    for count in (11, 12):
+    for count in (61, 62, 127, 128):
         value = bound.make(count)
         change(good_request("size", [1]), **{bound.field: value})
         assert size(value) == count

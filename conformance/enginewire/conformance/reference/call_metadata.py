@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -13,11 +14,21 @@ NUMBERS: Final = {
     "enginewire-priority": ("priority", "priority"),
 }
 
+DECIMAL: Final = re.compile("-?[0-9]{1,10}")
+
+
+def decimal(text: str) -> int:
+    """The number. Raises ValueError for what is not written with digits alone, behind a minus at most."""
+    if not DECIMAL.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
 
 def fold(
     request: pb.GenerateRequest,
     metadata: Iterable[tuple[str, str | bytes]],
     allows: Callable[[str], bool],
+    read: Callable[[str], int],
 ) -> None:
     """Set routing hints from metadata; Refusal when a key cannot be read or disagrees with its field."""
     routing = request.request.routing
@@ -27,7 +38,7 @@ def fold(
             continue
         told = pb.RoutingHints()
         try:
-            setattr(told, field, int(text))
+            setattr(told, field, read(str(text)))
         except ValueError:
             raise invalid(key, "is not a number", text, "a number") from None
         if routing.HasField(field) and getattr(routing, field) != getattr(told, field):  # type: ignore[arg-type]  # of NUMBERS

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.reference.call_metadata import fold
+from enginewire.conformance.reference.call_metadata import decimal, fold
 from enginewire.conformance.reference.generation.engine import REMEMBERED
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.lifecycle import POLL_SECONDS
@@ -48,6 +48,9 @@ class Call:
 
 class Service(Signals):
     """The RPCs of EngineService, DiscoveryService and Health."""
+
+    most_ids = 16_384
+    """Of one abort."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +92,11 @@ class Service(Signals):
     def fold(self, request: pb.GenerateRequest, call: Call) -> None:
         """Put reserved metadata where it belongs."""
         if request.HasField("request"):
-            fold(request, call.metadata, self.allows)
+            fold(request, call.metadata, self.allows, self.number)
+
+    def number(self, text: str) -> int:
+        """What a reserved key says. Raises ValueError."""
+        return decimal(text)
 
     async def claim(self, request: pb.PreprocessedRequest) -> None:
         """Fetch what another engine computed for the request, before it is accepted."""
@@ -136,6 +143,8 @@ class Service(Signals):
             ids = self.abort_all()
             done = [pb.AbortResult(request_id=name, outcome=pb.ABORT_OUTCOME_ABORTED) for name in ids]
             return pb.AbortResponse(results=done)
+        if (count := len(request.request_ids)) > self.most_ids:
+            raise invalid("request_ids", "are too many", count, f"at most {self.most_ids}")
         return pb.AbortResponse(
             results=[
                 pb.AbortResult(request_id=name, outcome=self.abort_id(name)) for name in request.request_ids

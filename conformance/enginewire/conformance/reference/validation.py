@@ -206,8 +206,12 @@ class Validation:
             value = value_of(request, rule.path) or ()
             entries = value if rule.field.is_repeated else ()
             longest = max((len(text.encode()) for text in entries), default=0)  # type: ignore[attr-defined]  # texts
-            if len(value) > rule.bound or longest > rule.max_entry_bytes:  # type: ignore[arg-type]  # texts
+            if self.size(value) > rule.bound or longest > rule.max_entry_bytes:
                 raise invalid(rule.path, "is too large", len(value), f"at most {rule.bound}")  # type: ignore[arg-type]
+
+    def size(self, value: object) -> int:
+        """Bytes of a text, else how many there are of something."""
+        return len(value.encode() if isinstance(value, str) else value)  # type: ignore[arg-type]  # has a length
 
 
 def value_of(request: Message, path: str) -> object | None:

@@ -52,16 +52,27 @@ class Bound:
     make: Callable[[int], Value]
     is_of_entries: bool = False
     """It is about the bytes of each entry of a list, not about how many there are."""
+    mode: pb.GuidedMode.ValueType = pb.GUIDED_MODE_UNSPECIFIED
+    """Which guide it is about."""
 
     @property
     def field(self) -> str:
-        """What bears it."""
-        return self.rule.field.name
+        """What a request is changed by: the field itself, or the message that has it inside."""
+        first, *rest = self.rule.path.split(".")
+        return rest[0] if first in PARTS else first
+
+    def is_offered(self, config: pb.EngineConfig) -> bool:
+        """Whether requests may use the field."""
+        if self.mode:
+            return self.mode in config.capabilities.guided_modes
+        return not self.rule.capability or bool(getattr(config.capabilities, self.rule.capability))
 
     def most(self, config: pb.EngineConfig) -> int:
         """As much as there may be at an engine; of tokens of the vocabulary there are no more than it has."""
         if self.is_of_entries:
             return self.rule.max_entry_bytes
+        if self.mode:
+            return MAX_BYTES
         most = self.rule.most(config.limits)
         return min(most, config.vocab_size) if self.rule.token_count else most
 
@@ -93,13 +104,40 @@ def _texts(count: int) -> Value:
 
 
 def _text(count: int) -> Value:
+    return [_wide(count)]
+
+
+def _wide(count: int) -> str:
     """So many bytes, and about half as many characters."""
-    return ["é" * (count // 2) + "x" * (count % 2)]
+    return "é" * (count // 2) + "x" * (count % 2)
 
 
 def _json(count: int) -> Value:
     """Not deep: its brackets are in a text, in which a quote does not end it."""
-    return b'{"": "\\"%s"}' % (b"[" * (count - 10))
+    brackets = min(count - 10, BRACKETS)
+    return b'{"": "\\"%s%s"}' % (b"[" * brackets, _wide(count - 10 - brackets).encode())
+
+
+def _extra(rule: Rule) -> Callable[[int], Value]:
+    """In the message that bears it."""
+    owner, name = rule.path.split(".")
+    return lambda count: getattr(pb.PreprocessedRequest(**{owner: {name: _json(count)}}), owner)  # type: ignore[arg-type]  # of the rule
+
+
+def _guide(rule: Rule) -> Callable[[int], Value]:
+    """As a text that is quickly compiled: one character of a set, or a schema with a long comment."""
+    name = rule.field.name
+    head, tail = GUIDES[name][1:]
+    room = len(head + tail)
+    return lambda count: pb.GuidedDecoding(**{name: f"{head}{_wide(count - room)}{tail}"})  # type: ignore[arg-type]  # a text
+
+
+def _choices(count: int) -> Value:
+    """All of them together; each differs soon, and none is long."""
+    lengths = [CHOICE_BYTES] * max(count // CHOICE_BYTES - 1, 0)
+    lengths.append(count - sum(lengths))
+    texts = [f"{number:04}{_wide(length - 4)}" for number, length in enumerate(lengths)]
+    return pb.GuidedDecoding(choice=pb.GuidedChoice(choices=texts))
 
 
 def _number(count: int) -> Value:
@@ -122,7 +160,18 @@ def _is_plain(rule: Rule) -> bool:
     return not rule.is_in_list and (len(parts) == 1 or (len(parts) == 2 and parts[0] in PARTS))
 
 
+def _is_extra(rule: Rule) -> bool:
+    """JSON in a message that is for others as a whole."""
+    owner, *rest = rule.path.split(".")
+    return bool(rule.json) and len(rest) == 1 and FIELD_RULES[owner].field_class == pb.FIELD_CLASS_OPAQUE
+
+
 def _bounds() -> Iterator[Bound]:
+    for name, (mode, *_) in GUIDES.items():
+        rule = FIELD_RULES[f"{GUIDE}.{name}"]
+        yield Bound(rule, _guide(rule), mode=mode)
+    yield Bound(FIELD_RULES[f"{GUIDE}.choice"], _choices, mode=pb.GUIDED_MODE_CHOICE)
+    yield from (Bound(rule, _extra(rule)) for rule in FIELD_RULES.values() if _is_extra(rule))
     for rule in FIELD_RULES.values():
         if not _is_plain(rule) or rule.field.name in JUDGED_ELSEWHERE:
             continue
@@ -137,6 +186,20 @@ def _ends(rule: Rule) -> Iterator[float]:
     ends = (rule.min + 0.001 if rule.above_min else rule.min, rule.max)
     yield from (kind(end) for end in ends if math.isfinite(end))
 
+
+BRACKETS: Final = 128
+"""More than there may be levels."""
+CHOICE_BYTES: Final = 64
+MAX_BYTES: Final = 65536
+"""Of a guide, whichever kind it is."""
+
+GUIDE: Final = "sampling_options.guided_decoding"
+GUIDES: Final = {
+    "regex": (pb.GUIDED_MODE_REGEX, "[x", "]"),
+    "ebnf_grammar": (pb.GUIDED_MODE_EBNF_GRAMMAR, "root ::= [x", "]"),
+    "json_schema": (pb.GUIDED_MODE_JSON_SCHEMA, '{"type": "boolean", "description": "', '"}'),
+}
+"""Kinds of one text: the mode, and what stands around a long part of it."""
 
 JUDGED_ELSEWHERE: Final = ("n", "best_of", "logprobs", "mm_processor_kwargs")
 """Their requirements say more: SEQ-06, ERR-17, LOG-09; and what only goes with other fields."""

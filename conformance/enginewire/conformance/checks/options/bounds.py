@@ -12,7 +12,8 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context, Greedy
-from enginewire.conformance.session.features import BOUNDS, RANGES, Bound
+from enginewire.conformance.session.features import BOUNDS, GUIDE, RANGES, Bound
+from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -55,9 +56,9 @@ async def bounds_hold_on_both_sides(ctx: Context) -> None:
         if bound.is_opaque:
             await ctx.generate(good)
         else:
-            await ctx.rejects({bound.field: bound.make(most + 1)}, good=good)
+            await _rejects(ctx, bound, most + 1, good)
 
-    await _some_at_a_time(both_sides(bound) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability))
+    await _some_at_a_time(both_sides(bound) for bound in BOUNDS if bound.is_offered(ctx.config))
 
 
 @check("LIM-11", needs=(*SHAPE, "LIM-10"))
@@ -65,9 +66,9 @@ async def opaque_fields_are_bounded(ctx: Context) -> None:
     """One more of each thing that the engine need not read."""
 
     async def one_more(bound: Bound) -> None:
-        await ctx.rejects({bound.field: bound.make(bound.most(ctx.config) + 1)})
+        await _rejects(ctx, bound, bound.most(ctx.config) + 1)
 
-    opaque = [bound for bound in BOUNDS if bound.is_opaque and _is_offered(ctx, bound.rule.capability)]
+    opaque = [bound for bound in BOUNDS if bound.is_opaque and bound.is_offered(ctx.config)]
     await _some_at_a_time(map(one_more, opaque))
 
 
@@ -76,9 +77,7 @@ async def lists_count_to_their_last_entry(ctx: Context) -> None:
     """One that decides, at the end of short lists and of the longest."""
     greedy = await ctx.greedy()
     place = greedy.first_new()
-    lists = {
-        bound.field: bound.most(ctx.config) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability)
-    }
+    lists = {bound.field: bound.most(ctx.config) for bound in BOUNDS if bound.is_offered(ctx.config)}
     checks = [_last_ends(ctx, greedy, place, field, length) for field in ENDS for length in LENGTHS]
     checks += [_last_ends(ctx, greedy, place, field, lists[field], lists) for field in ENDS]
     deciding = (_last_is_allowed, _last_is_bad, _last_is_biased, _last_is_told)
@@ -117,6 +116,14 @@ async def the_ends_of_ranges_are_served(ctx: Context) -> None:
         if _is_offered(ctx, capability)
         for value in values
     )
+
+
+async def _rejects(ctx: Context, bound: Bound, count: int, good: pb.GenerateRequest | None = None) -> None:
+    """So much of a thing is refused, and its field named, or what is inside of it."""
+    exchange = await ctx.rejects({bound.field: bound.make(count)}, good=good, field="")
+    seen = without_indexes(exchange.detail.field) if exchange.detail else "no ErrorDetail"
+    message, path = "the refusal names another field", GUIDE if bound.mode else bound.rule.path
+    expect(f"{seen}.".startswith(f"{path}."), message, expected=path, seen=seen)
 
 
 def _is_offered(ctx: Context, capability: str) -> bool:

@@ -15,7 +15,7 @@ from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated, waits
 from enginewire.conformance.session.watching import all_counted, left_the_queue
-from enginewire.conformance.wire.exchange import detail_of
+from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -24,6 +24,10 @@ ANSWER: Final = 8
 SHORT: Final = 0.05
 """Seconds that a request waits at most."""
 LOOKS: Final = 5
+INPUTS: Final = 5
+"""Of a request to embed: more than a small engine has slots."""
+ACCEPTED: Final = (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+"""How a request to embed ends that was let in."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -67,7 +71,8 @@ async def counters_count(ctx: Context) -> None:
 async def waiting_requests_are_counted(ctx: Context) -> None:
     """One of several choices is one request, and its prompt waits once; cancelled, it has ended.
 
-    So has one of a stream whose time is over before it had a token.
+    So has one of a stream whose time is over before it had a token. One to embed is a single one as well,
+    however many inputs it has, and so has it ended when it is aborted.
     """
     idle = await all_counted(ctx)
     async with saturated(ctx) as running:
@@ -83,13 +88,39 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         waiting.cancel()
         await left_the_queue(ctx, len(running), before.waiting, "a cancelled request goes on waiting")
         late = await _too_late(ctx)
+        embedding, of_embedding = await _waits_to_embed(ctx, len(running))
+    late += embedding is not None and (await embedding).code in ACCEPTED
     if finished := (await all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
         expect_equal(ended, len(running) + 1 + late, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
+    expect(of_embedding <= 1, "a request to embed counts as several that wait", expected=1, seen=of_embedding)
     if load.waiting_tokens:
         tokens, prompt = load.waiting_tokens - before.waiting_tokens, len(waiting.request.request.token_ids)
         expect_equal(tokens, prompt, "Load.waiting_tokens does not count the prompts that wait")
+
+
+async def _waits_to_embed(ctx: Context, running: int) -> tuple[asyncio.Future[Exchange] | None, int]:
+    """A request to embed that comes while all slots are taken, soon aborted; as how many it waited at most.
+
+    Some engines need no slot for it, or count nobody before their next step.
+    """
+    if not ctx.capabilities.embeddings:
+        return None, 0
+    before, name = await ctx.client.load(), ctx.request().request_id
+    inputs = [ctx.prompt(1, salt=salt) for salt in range(INPUTS)]
+    embedding, most = asyncio.ensure_future(embed(ctx, inputs, name=name)), 0
+    looks = Looks(ctx.bounds.reaction)
+    due = LOOKS
+    while due and not embedding.done() and not looks.are_over():
+        load = await ctx.client.load()
+        if load.running < running:
+            break
+        most = max(most, load.waiting - before.waiting)
+        due -= most > 0
+        await pause()
+    await ctx.end([name])
+    return embedding, most
 
 
 async def _too_late(ctx: Context) -> int:

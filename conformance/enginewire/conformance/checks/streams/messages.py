@@ -6,16 +6,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from math import ceil
-from typing import Final
+from typing import Final, cast
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
-from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.context import INVALID, Context, require_refusal
 from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimited, text_fields, varint
 from enginewire.conformance.session.invalid_requests import invalid_requests, send
 from enginewire.conformance.session.sizes import most_alternatives
+from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.stream import Stream
@@ -33,6 +34,15 @@ ENTRY_OVERHEAD: Final = 32
 
 NOT_UNPACKED: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
 """What gRPC demands for a compression that the server does not know, and what its C core says."""
+
+LONGEST_ID: Final = 128
+MOST_IDS: Final = 16_384
+"""Of one abort that every server takes."""
+ENTRY_BYTES: Final = 8
+"""Of an answer, beside each of the longest ids: its length and an outcome, within a message of its own."""
+BYTES_OF_A_NUMBER: Final = 4
+MOST_INPUTS: Final = 2048
+"""Of a request to embed."""
 
 MOST_SENT: Final = 256 * MIB
 UNHARMED: Final = (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
@@ -98,6 +108,61 @@ async def responses_are_small(ctx: Context) -> None:
         expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
         refused = stream.exchange.code is grpc.StatusCode.INVALID_ARGUMENT and not largest
         expect(stream.exchange.is_ok or refused, "a large answer fails", seen=stream.exchange.status)
+
+
+@check("MSG-03", variant="lists", phase=Phase.LOAD, alone=True, in_company=False, needs=("ABO-04/many",))
+async def answers_to_lists_are_small(ctx: Context) -> None:
+    """As many ids to abort, and inputs to embed, as would make one answer too large.
+
+    They are refused. There are no more than 2,048 inputs, which are too many for large vectors alone.
+    """
+    client = ctx.connect(None, ("grpc.max_receive_message_length", -1))
+    exchange = await _abort_many(ctx, client, CLIENT_LIMIT // (LONGEST_ID + ENTRY_BYTES) + 1)
+    _is_small_or_refused(exchange, "request_ids")
+    if ctx.capabilities.embeddings:
+        exchange = await ctx.client.ask("EmbeddingService.Embed", _to_embed(ctx, 1))
+        (vector,) = cast(pb.EmbedResponse, exchange.response()).output.embeddings
+        count = CLIENT_LIMIT // (BYTES_OF_A_NUMBER * len(vector.values)) + 1
+        exchange = await client.ask("EmbeddingService.Embed", _to_embed(ctx, min(count, MOST_INPUTS + 1)))
+        _is_small_or_refused(exchange, "token_ids")
+
+
+def _is_small_or_refused(exchange: Exchange, field: str) -> None:
+    """Beyond what the server takes of bytes the library refuses."""
+    largest = max((arrived.size for arrived in exchange.arrived), default=0)
+    limit = f"under {CLIENT_LIMIT} bytes"
+    expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
+    if not (exchange.is_ok or exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED):
+        require_refusal(exchange, INVALID, field)
+
+
+@check("ABO-04", variant="many", phase=Phase.LOAD, alone=True, in_company=False, needs=("ABO-03",))
+async def as_many_as_there_may_be_are_named(ctx: Context) -> None:
+    """Ids of the greatest length, none of them known: each has its outcome, in order."""
+    client = ctx.connect(None, ("grpc.max_receive_message_length", -1))
+    exchange = await _abort_many(ctx, client, MOST_IDS)
+    results = cast(pb.AbortResponse, exchange.response()).results
+    names = list(cast(pb.AbortRequest, exchange.request).request_ids)
+    message = f"an abort of {MOST_IDS} ids has not one outcome for each, in their order"
+    expect([result.request_id for result in results] == names, message, expected=MOST_IDS, seen=len(results))
+
+
+async def _abort_many(ctx: Context, client: Client, count: int) -> Exchange:
+    """An abort of so many ids, whatever its end; NotApplicable where the server takes no message so large."""
+    run = ctx.request().request_id
+    names = [f"{run}.{number}".ljust(LONGEST_ID, "-") for number in range(count)]
+    request = pb.AbortRequest(request_ids=names)
+    most = ctx.limits.max_request_bytes if ctx.limits.HasField("max_request_bytes") else CLIENT_LIMIT
+    if request.ByteSize() > most:
+        raise NotApplicable(f"{count} ids do not fit a message of {most} bytes")
+    return await client.ask("EngineService.Abort", request, timeout=2 * ctx.bounds.answer)
+
+
+def _to_embed(ctx: Context, count: int) -> pb.EmbedRequest:
+    """A request of so many short inputs."""
+    inputs = [pb.TokenSequence(token_ids=ctx.prompt(1))] * count
+    asked = pb.PreprocessedEmbeddingRequest(token_ids=inputs)
+    return pb.EmbedRequest(request_id=ctx.request().request_id, request=asked)
 
 
 @check("MSG-04", needs=SHAPE, alone=True, counts_prompt=True)

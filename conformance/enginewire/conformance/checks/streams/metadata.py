@@ -13,6 +13,7 @@ from enginewire.conformance.running.registry import SHAPE, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import KINDS
 from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.wire.exchange import Metadata
@@ -38,6 +39,32 @@ LONGEST_ID: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 PRIORITY: Final = "enginewire-priority"
 RANK: Final = "enginewire-dp-rank"
+KEYS: Final = {
+    "priority": (PRIORITY, "priority"),
+    "dp_rank": (RANK, "data_parallel"),
+    "routing_key": ("enginewire-routing-key", "nothing"),
+}
+"""Each reserved key by its field of `routing`, and the capability with which a server reads it."""
+
+UNREADABLE_KEYS: Final = ("7", "none")
+
+NO_NUMBERS: Final = (
+    "abc",
+    "1.5",
+    "2147483648",
+    "99999999999999999999",
+    "1_0",
+    "+10",
+    "0x10",
+    "1e1",
+    "--1",
+    "-",
+    "1,0",
+    "1 0",
+)
+"""What is no decimal number, though some languages read it as one."""
+IN_TEXT_ALONE: Final = (" 10", "10 ", "\t10", "\u0661\u0660", "\uff11\uff10", "\u22121", "1\u2009000")
+"""The same, where it is not a header: blanks around it, and digits of other scripts."""
 
 
 @check("MDT-01", needs=SHAPE)
@@ -54,6 +81,30 @@ async def unknown_keys_are_accepted(ctx: Context) -> None:
     text, binary = "x" * ORDINARY_TEXT, bytes(range(250)) * (ORDINARY_BYTES // 250)
     metadata: Metadata = (("x-kit-text", text), ("x-kit-bytes-bin", binary), ("x-kit-empty", ""))
     await _expect_answers(ctx, metadata, "metadata that nobody knows")
+
+
+@check("MDT-03", variant="unread", needs=(*SHAPE, "MDT-03"))
+async def keys_that_do_not_count_are_accepted(ctx: Context) -> None:
+    """Reserved ones of capabilities that the server has not, and of routers: numbers, and what is none.
+
+    With every RPC, beside a field that says something else, and in the metadata of a request of a stream.
+    """
+    served: dict[str, Value] = {"dp_rank": ranks_of(ctx.config).start, "routing_key": "of the kit"}
+    fields = {name: value for name, value in served.items() if KEYS[name][1] not in _advertised(ctx)}
+    keys = [key for key, capability in KEYS.values() if capability not in _advertised(ctx)]
+    for text in UNREADABLE_KEYS:
+        metadata = tuple((key, text) for key in keys)
+        await _expect_answers(ctx, metadata, f"{' and '.join(keys)} of {text!r}")
+        for changes, is_multiplexed in ((fields, False), ({}, True), (fields, True)):
+            request = ctx.request(max_tokens=1, **changes)
+            stream = ctx.start(request, metadata=metadata, is_multiplexed=is_multiplexed)
+            exchange = (await stream.end()).exchange
+            message = f"{' or '.join(keys)} of {text!r} is read"
+            expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
+
+
+def _advertised(ctx: Context) -> set[str]:
+    return {name for name in ("priority", "data_parallel") if getattr(ctx.capabilities, name)}
 
 
 async def _expect_answers(ctx: Context, metadata: Metadata, what: str) -> None:
@@ -93,7 +144,7 @@ async def ids_come_back_as_they_were(ctx: Context) -> None:
 async def reserved_keys_are_read(ctx: Context) -> None:
     """A number; no number; another number than the field's, also when that is 0."""
     await _with_metadata(ctx, ctx.request(), (PRIORITY, "1"), is_good=True)
-    for wrong in ("abc", "", "1.5", "99999999999999999999"):
+    for wrong in ("", *NO_NUMBERS):
         await _with_metadata(ctx, ctx.request(), (PRIORITY, wrong), is_good=False)
     await _with_metadata(ctx, ctx.request(priority=1), (PRIORITY, "1"), is_good=True)
     for priority in (1, 0):
@@ -110,18 +161,25 @@ async def reserved_keys_are_read(ctx: Context) -> None:
 )
 async def reserved_keys_of_submits_are_read(ctx: Context) -> None:
     """A number, none, and others than the field's, in the metadata of requests of one stream; then no key."""
+    wrong = [(1, "2"), (0, "2"), (1, ""), *((None, text) for text in (*NO_NUMBERS, *IN_TEXT_ALONE))]
+    said: list[tuple[int | None, str | None]] = [(1, "1"), *wrong, (3, None)]
     async with open_stream(ctx) as stream:
-        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"), (0, "2"), (3, ""))):
-            submit = stream.submitted(number, ctx.request(priority=priority))
-            submit.metadata.update({PRIORITY: said} if said else {})
+        for number, (priority, text) in enumerate(said):
+            submit = stream.submitted(number, ctx.request(max_tokens=1, priority=priority))
+            submit.metadata.update({PRIORITY: text} if text is not None else {})
             stream.send(submit)
-        await stream.until_ended(*range(5))
-        for number, what in (0, f"{PRIORITY} of a Submit"), (4, f"a Submit behind others with {PRIORITY}"):
+        await stream.until_ended(*range(len(said)))
+        behind = len(said) - 1
+        for number, what in (
+            (0, f"{PRIORITY} of a Submit"),
+            (behind, f"a Submit behind others with {PRIORITY}"),
+        ):
             status = stream.handle(number).status
             expect(not status, f"{what} is refused", expected="OK", seen=status)
-        for number in (1, 2, 3):
+        for number, (priority, text) in enumerate(wrong, 1):
             code = (stream.handle(number).status or pb.Status()).code
-            expect_equal(code, INVALID[0].value[0], f"a wrong {PRIORITY} of a Submit was not refused")
+            message = f"{PRIORITY} {text!r} of a Submit was not refused beside a priority of {priority}"
+            expect_equal(code, INVALID[0].value[0], message)
 
 
 @check("MDT-06", needs=SHAPE)
@@ -151,7 +209,10 @@ def _calls(ctx: Context) -> list[tuple[str, Message]]:
         ("DiscoveryService.GetLoad", pb.GetLoadRequest()),
         (health_types.CHECK, health_types.request(health_types.READINESS)),
     ]
+    embedded = pb.PreprocessedEmbeddingRequest(token_ids=[pb.TokenSequence(token_ids=ctx.prompt(1))])
+    embed = pb.EmbedRequest(request_id=ctx.request().request_id, request=embedded)
     gated: dict[str, tuple[str, Message]] = {
+        "embeddings": ("EmbeddingService.Embed", embed),
         "watch_load": ("DiscoveryService.WatchLoad", pb.WatchLoadRequest()),
         "tokenizer": ("DiscoveryService.GetTokenizer", pb.GetTokenizerRequest()),
         "kv_events": ("KvService.GetKvEventSources", pb.GetKvEventSourcesRequest()),

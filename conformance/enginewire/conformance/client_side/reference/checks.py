@@ -35,8 +35,13 @@ class Checks:
             raise self.invalid("annotations", "too many")
         if any(len(each.encode()) > LONGEST_ANNOTATION for each in part.annotations):
             raise self.invalid("annotations", "too long")
-        if len(part.extra_args) > MOST_JSON:
-            raise self.invalid("extra_args", "too long")
+        for path, json in (
+            ("extra_args", part.extra_args),
+            ("agent_context.extra", part.agent_context.extra),
+            ("router_config_override.extra", part.router_config_override.extra),
+        ):
+            if len(json) > MOST_JSON:
+                raise self.invalid(path, "too long")
 
     def check_workers(self, routing: pb.RoutingHints) -> None:
         """Raise Failed for workers that are not the engine."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.options.rules_for_tokens import OtherOptions
@@ -148,3 +150,47 @@ class BracketsInTextsAreLevels(Reference):
         super().check_sizes(request)
         if (levels := request.extra_args.count(b"[")) > 64:
             raise invalid("extra_args", "is too deep", levels, "at most 64")
+
+
+@mutant("guides_are_counted_in_characters", kills="LIM-10")
+class GuidesAreCountedInCharacters(Reference):
+    def size(self, value: object) -> int:
+        return len(value)  # type: ignore[arg-type]  # a text, bytes or a list
+
+
+@mutant("choices_are_measured_one_by_one", kills="LIM-10")
+class ChoicesAreMeasuredOneByOne(Reference):
+    def guide_size(self, guided: pb.GuidedDecoding, kind: str) -> int:
+        if kind == "choice":
+            return max(map(self.size, guided.choice.choices), default=0)
+        return super().guide_size(guided, kind)
+
+
+@mutant("guides_are_measured_with_escapes", kills="LIM-10")
+class GuidesAreMeasuredWithEscapes(Reference):
+    """As JSON for those who know nothing but ASCII."""
+
+    def guide_size(self, guided: pb.GuidedDecoding, kind: str) -> int:
+        return (
+            super().guide_size(guided, kind)
+            if kind != "choice"
+            else len(json.dumps(list(guided.choice.choices)))
+        )
+
+
+@mutant("opaque_json_is_measured_at_the_top_only", kills="LIM-11")
+class OpaqueJsonIsMeasuredAtTheTopOnly(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        top = pb.PreprocessedRequest()
+        top.CopyFrom(request)
+        for name in ("agent_context", "router_config_override"):
+            top.ClearField(name)
+        super().check_sizes(top)
+
+
+@mutant("opaque_json_is_counted_in_characters", kills="LIM-11")
+class OpaqueJsonIsCountedInCharacters(Reference):
+    """What came as bytes is read first."""
+
+    def size(self, value: object) -> int:
+        return len(value.decode()) if isinstance(value, bytes) else super().size(value)

@@ -71,7 +71,7 @@ class PriorityKeysOfSubmitsAreReadAndForgotten(Reference):
     def submitted(self, submit: pb.Submit, call: Call) -> Job:
         read = pb.GenerateRequest()
         read.CopyFrom(submit.generate)
-        fold(read, submit.metadata.items(), self.allows)
+        fold(read, submit.metadata.items(), self.allows, self.number)
         submit.metadata.clear()
         return super().submitted(submit, call)
 

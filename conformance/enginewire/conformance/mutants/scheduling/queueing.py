@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.mixes.mixed_endings import KnowsItsStreams
+from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
@@ -39,6 +40,14 @@ class WaitingCountsSequences(Reference):
     def load(self) -> pb.Load:
         load = super().load()
         load.waiting = sum(len(job.choices) for job in self.waiting)
+        return load
+
+
+@mutant("waiting_counts_inputs", kills="INF-13/waiting")
+class WaitingCountsInputs(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting += sum(job.left - 1 for job in self.waiting if isinstance(job, EmbeddingJob))
         return load
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -73,6 +74,27 @@ class GiantMessage(Reference):
         output = self.advance(job.choices[0])
         output.engine_data = b"{" + bytes(5 * MIB) + b"}"
         self.send(job, output)
+
+
+@mutant("aborts_of_any_length_are_answered", kills="MSG-03/lists", also="MSG-03/seen")
+class AbortsOfAnyLengthAreAnswered(Reference):
+    most_ids = 1 << 20
+
+
+@mutant("aborts_of_a_thousand_ids_are_refused", kills="ABO-04/many")
+class AbortsOfAThousandIdsAreRefused(Reference):
+    most_ids = 1000
+
+
+@mutant("vectors_of_any_number_are_answered", kills="MSG-03/lists", also="MSG-03/seen")
+class VectorsOfAnyNumberAreAnswered(Reference):
+    """Of a model with larger ones."""
+
+    def check_inputs(self, count: int, size: int) -> None:
+        """Whatever they are."""
+
+    def vector(self, tokens: Sequence[int]) -> list[float]:
+        return [value / 8 for value in super().vector(tokens)] * 64
 
 
 @mutant("gzip_internal", kills="MSG-04")

@@ -111,6 +111,59 @@ class PriorityOfSubmitsIgnored(Reference):
         return super().submitted(submit, call)
 
 
+@mutant("priorities_are_read_as_python_reads_them", kills="MDT-05")
+class PrioritiesAreReadAsPythonReadsThem(Reference):
+    def number(self, text: str) -> int:
+        return int(text)
+
+
+@mutant("priorities_are_digits_of_any_script", kills="MDT-05/multiplexed")
+class PrioritiesAreDigitsOfAnyScript(Reference):
+    def number(self, text: str) -> int:
+        return int(text) if text.removeprefix("-").isdecimal() else super().number(text)
+
+
+@mutant("blanks_around_priorities_are_removed", kills="MDT-05/multiplexed")
+class BlanksAroundPrioritiesAreRemoved(Reference):
+    def number(self, text: str) -> int:
+        return super().number(text.strip())
+
+
+@mutant("keys_of_other_servers_are_read", kills="MDT-03/unread")
+class KeysOfOtherServersAreRead(Reference):
+    """What it cannot honour it refuses, also where nobody asked it to read."""
+
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        super().fold(request, call)
+        if _key(call, "enginewire-dp-rank") not in ("", "0"):
+            raise invalid("routing.dp_rank", "is not served here", 1, "0")
+
+
+@mutant("routing_keys_have_to_agree", kills="MDT-03/unread")
+class RoutingKeysHaveToAgree(Reference):
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        super().fold(request, call)
+        routing, key = request.request.routing, _key(call, "enginewire-routing-key")
+        if key and routing.HasField("routing_key") and routing.routing_key != key:
+            raise invalid("routing.routing_key", "is another one", key, "the same")
+
+
+@mutant("keys_of_submits_have_to_be_numbers", kills="MDT-03/unread")
+class KeysOfSubmitsHaveToBeNumbers(Reference):
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        if not submit.metadata.get("enginewire-dp-rank", "0").isdecimal():
+            raise invalid("enginewire-dp-rank", "is no number", 1, "a number")
+        return super().submitted(submit, call)
+
+
+@mutant("embeds_read_every_key", kills="MDT-03/unread")
+class EmbedsReadEveryKey(Reference):
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        if _key(call, "enginewire-dp-rank") not in ("", "0"):
+            raise invalid("routing.dp_rank", "is not served here", 1, "0")
+        return await super().embed(request, call)
+
+
 RANKS = replace(Settings(), capabilities=(*set(CAPABILITIES) - {"kv_events"}, "data_parallel"), ranks=2)
 """Without KV events: the reference has those of one rank."""
 

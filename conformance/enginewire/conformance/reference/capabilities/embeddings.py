@@ -14,6 +14,8 @@ from enginewire.conformance.reference.service import Answer, Call, Service
 
 SIZE = 16
 INPUTS_A_STEP = 4
+MOST_INPUTS = 2048
+MOST_BYTES = 4_000_000
 ONE_TOKEN = pb.PreprocessedRequest(
     token_ids=[0], stop_conditions=pb.StopConditions(max_tokens=1), bypass_prefix_cache=True
 )
@@ -103,8 +105,15 @@ class Embeddings(Service):
             raise invalid("dimensions", "is out of range", request.request.dimensions, f"1 to {SIZE}")
         if not request.request.token_ids:
             raise invalid("token_ids", "has no inputs", 0, "at least 1")
+        self.check_inputs(len(request.request.token_ids), len(self.vector([0])))
         for place, each in enumerate(request.request.token_ids):
             self.check_input(f"token_ids[{place}]", each.token_ids)
+
+    def check_inputs(self, count: int, size: int) -> None:
+        """As many as have room in one answer with vectors of so many numbers."""
+        most = min(MOST_INPUTS, MOST_BYTES // (4 * size + 16))
+        if count > most:
+            raise invalid("token_ids", "are too many for one answer", count, f"at most {most}")
 
     def check_input(self, path: str, tokens: Sequence[int]) -> None:
         """One input fits the window and has known ids."""

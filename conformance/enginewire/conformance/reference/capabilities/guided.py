@@ -15,6 +15,8 @@ from enginewire.conformance.reference.refusal import Refusal, invalid
 
 FIELD: Final = "sampling_options.guided_decoding"
 
+MAX_BYTES: Final = 65536
+
 MODES: Final = {
     "json_schema": pb.GUIDED_MODE_JSON_SCHEMA,
     "regex": pb.GUIDED_MODE_REGEX,
@@ -37,7 +39,14 @@ class Guided(Tokenizer):
         if MODES.get(kind) not in self.config.capabilities.guided_modes:
             message = f"{FIELD}.{kind}: is not offered here"
             raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field=f"{FIELD}.{kind}")
+        if (size := self.guide_size(options.guided_decoding, kind)) > MAX_BYTES:
+            raise invalid(f"{FIELD}.{kind}", "is too large", size, f"at most {MAX_BYTES}")
         self.check_guide(options.guided_decoding, kind)
+
+    def guide_size(self, guided: pb.GuidedDecoding, kind: str) -> int:
+        """Bytes of its text, or of all that there are to choose from."""
+        texts = guided.choice.choices if kind == "choice" else [getattr(guided, kind)]
+        return sum(map(self.size, texts))
 
     def check_guide(self, guided: pb.GuidedDecoding, kind: str) -> None:
         """Refuse a guide that is not valid."""

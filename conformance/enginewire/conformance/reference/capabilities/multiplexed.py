@@ -103,7 +103,7 @@ class Multiplexed(Service):
         """The job of a Submit, in the queue."""
         request = submit.generate
         self.check_state()
-        fold(request, submit.metadata.items(), self.allows)
+        fold(request, submit.metadata.items(), self.allows, self.number)
         self.validate(request)
         self.check_abort(request.request_id)
         job = self.job(request.request_id, request.request, self.deadline_of(submit, call))
