@@ -36,8 +36,8 @@ def found_no_room(outcome: Outcome) -> bool:
     return outcome.status in WRONG and was_refused
 
 
-def as_told(outcome: Outcome, config: pb.EngineConfig) -> Outcome:
-    """The outcome of a check; where there is less room than checks need, none of those that found none."""
+def excused(outcome: Outcome, config: pb.EngineConfig) -> Outcome:
+    """The same outcome, but no failure for want of room where there is less of it than checks need."""
     if num_together(config) == CONCURRENCY or not found_no_room(outcome):
         return outcome
     message = f"a request found no room: {room_of(config)} run and wait here at the same time"
