@@ -22,6 +22,8 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation, expe
 SERVICES: Final = (health_types.LIVENESS, health_types.READINESS)
 OTHERS: Final = tuple(f"enginewire.v1.{name}Service" for name in ("Discovery", "Embedding", "Kv", "Admin"))
 """Whoever serves them says of each what it says of the first one."""
+WATCHERS: Final = 3
+"""Of the same service: who wakes one of them has not told the others."""
 LOOKS: Final = 20
 MANY: Final = 100
 
@@ -123,12 +125,14 @@ async def watch_begins_with_now(ctx: Context) -> None:
 
 @check("HLT-07", variant="changes", phase=Phase.DESTRUCTIVE, alone=True, needs=("HLT-07", "HLT-04"))
 async def watch_tells_changes(ctx: Context) -> None:
-    """A watch that is open while the server is drained."""
-    watch = await _watch(ctx)
+    """Several watches that are open while the server is drained, of one service and of the others."""
+    watches = [await _watch(ctx, service) for service in [health_types.READINESS] * WATCHERS]
+    watches += [await _watch(ctx, service) for service in await _others(ctx)]
     await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
-    status = await _next(ctx, watch, "a message about the drain")
-    expect_equal(status, "NOT_SERVING", "Watch does not tell a change")
-    watch.cancel()
+    for watch in watches:
+        status = await _next(ctx, watch, "a message about the drain")
+        expect_equal(status, "NOT_SERVING", "Watch does not tell a change")
+        watch.cancel()
 
 
 @check(
@@ -140,8 +144,8 @@ async def watch_tells_changes(ctx: Context) -> None:
     needs=("HLT-07", "HLT-04"),
 )
 async def watch_tells_the_end(ctx: Context) -> None:
-    """A watch of the process that is open during a drain and a Cleanup: at last it says what Check says."""
-    watch = await _watch(ctx, health_types.LIVENESS)
+    """Watches of the process that are open during a drain and a Cleanup: at last they say what Check says."""
+    watches = [await _watch(ctx, health_types.LIVENESS) for _ in range(WATCHERS)]
     await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
     # So that whoever looks from time to time has seen the one before the other.
     for _ in range(LOOKS):
@@ -150,8 +154,9 @@ async def watch_tells_the_end(ctx: Context) -> None:
     now = health_types.NAMES.get(await ctx.client.health(health_types.LIVENESS))
     if now == "SERVING":
         raise NotApplicable("the process is alive without its engine")
-    expect_equal(await _next(ctx, watch, "a message about the end"), now, "Watch does not tell a change")
-    watch.cancel()
+    for watch in watches:
+        expect_equal(await _next(ctx, watch, "a message about the end"), now, "Watch does not tell a change")
+        watch.cancel()
 
 
 @check("HLT-08", alone=True)
@@ -182,6 +187,12 @@ async def _is(ctx: Context, state: pb.EngineState.ValueType, when: str) -> None:
             expect_equal(seen, "NOT_SERVING", f"health of {name} {when}")
     # What is answered here is for HLT-08, which holds in every state.
     await ctx.client.ask(health_types.CHECK, health_types.request(health_types.NO_SERVICE))
+
+
+async def _others(ctx: Context) -> list[str]:
+    """Those of the other services that are served."""
+    asked = {name: await ctx.client.ask(health_types.CHECK, health_types.request(name)) for name in OTHERS}
+    return [name for name, exchange in asked.items() if exchange.is_ok]
 
 
 async def _watch(ctx: Context, service: str = health_types.READINESS) -> Call:

@@ -179,6 +179,32 @@ class WatchTellsNoChange(Reference):
             await asyncio.Event().wait()
 
 
+@mutant("one_watcher_hears_of_a_change", kills=("HLT-07/changes", "HLT-07/liveness"))
+class OneWatcherHearsOfAChange(Reference):
+    """The first one of each service takes the news."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: set[str] = set()
+
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        is_first = service not in self.watched
+        self.watched.add(service)
+        async for status in super().watch_health(service):
+            yield status
+            if not is_first:
+                await asyncio.Event().wait()
+
+
+@mutant("watchers_of_other_services_hear_nothing", kills="HLT-07/changes")
+class WatchersOfOtherServicesHearNothing(Reference):
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        async for status in super().watch_health(service):
+            yield status
+            if service not in (health_types.LIVENESS, health_types.READINESS):
+                await asyncio.Event().wait()
+
+
 @mutant("watch_ends_before_its_last_word", kills="HLT-07/liveness")
 class WatchEndsBeforeItsLastWord(Reference):
     async def watch_health(self, service: str) -> AsyncIterator[int]:
