@@ -51,6 +51,28 @@ class WatchIgnoresItsInterval(Reference):
             yield response
 
 
+@mutant("watch_sends_once_a_second_at_least", kills="WLD-03")
+class WatchSendsOnceASecondAtLeast(Reference):
+    """So that nobody waits for longer."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if request.min_interval_ms > 1000:
+            request.min_interval_ms = 1000
+        async for response in super().watch_load(request):
+            yield response
+
+
+@mutant("watch_knows_three_intervals", kills="WLD-03")
+class WatchKnowsThreeIntervals(Reference):
+    """The longest of them is the usual one."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if 100 < request.min_interval_ms <= 1000:
+            request.min_interval_ms = 100
+        async for response in super().watch_load(request):
+            yield response
+
+
 @mutant("watch_clamps_its_interval", kills="WLD-04")
 class WatchClampsItsInterval(Reference):
     async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
