@@ -19,8 +19,9 @@ from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.sizes import most_alternatives, most_choices
+from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.connection import NARROW
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 FEWEST: Final = 128
@@ -32,6 +33,8 @@ BUFFERED: Final = 2**16
 ALTERNATIVES: Final = 20
 STALLED: Final = 3
 NEIGHBOUR_TOKENS: Final = 32
+NOTICED_SECONDS: Final = 1.1
+"""The contract's own: a server looks for stalled readers at least once a second."""
 
 
 @check("BPR-01", needs=(*WHOLE, "SAM-01"), phase=Phase.LOAD, alone=True)
@@ -100,13 +103,32 @@ async def buffers_are_bounded(ctx: Context) -> None:
 
 @check("BPR-04", needs=(*SHAPE, "ABO-01", "CAN-01"), phase=Phase.LOAD, alone=True)
 async def stalled_requests_can_be_stopped(ctx: Context) -> None:
-    """By Abort, and by cancelling the call."""
-    (stream,) = await _stalled(ctx, ctx.long_request())
-    await ctx.client.abort([stream.request.request_id])
-    await ctx.idle()
-    (stream,) = await _stalled(ctx, ctx.long_request())
-    stream.cancel()
-    await ctx.idle()
+    """By cancelling the call, by Abort, and by Abort when every server must have seen the reader stall.
+
+    All three stall at the same time where there are slots for them.
+    """
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else STALLED
+    together = STALLED if slots >= STALLED else 1
+    for begin in range(0, STALLED, together):
+        long = (ctx.long_request(**_wordy(ctx)) for _ in range(together))
+        streams = await _stalled(ctx, *long, buffered=BUFFERED)
+        stalled_at = time.monotonic()
+        for number, stream in enumerate(streams, begin):
+            if number == STALLED - 1:
+                await asyncio.sleep(max(stalled_at + NOTICED_SECONDS - time.monotonic(), 0))
+            if number:
+                await ctx.client.abort([stream.request.request_id])
+            else:
+                stream.cancel()
+            await _only(ctx, streams[number - begin + 1 :])
+        await ctx.idle()
+
+
+async def _only(ctx: Context, streams: Sequence[Stream]) -> None:
+    """Wait until no others live."""
+    most = sum(num_choices(stream.request.request) for stream in streams)
+    message = "a request whose reader has stalled was not stopped"
+    await until(ctx, lambda load: load.running + load.waiting <= most, message, expected=f"at most {most}")
 
 
 def _require_speed(ctx: Context) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Item, Job
@@ -65,6 +68,24 @@ class SlowReaderFailsUnnamed(Reference):
 class StalledUnabortable(Reference):
     def abort(self, job: Job) -> None:
         if job.items.qsize() < LAGGING:
+            super().abort(job)
+
+
+@mutant("stalled_for_a_second_unabortable", kills="BPR-04")
+class StalledForASecondUnabortable(Reference):
+    """Those are left to what looks for them from time to time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled_at: dict[Job, float] = {}
+
+    def send(self, job: Job, item: Item) -> None:
+        super().send(job, item)
+        if job.items.qsize() == LAGGING:
+            self.stalled_at[job] = time.monotonic()
+
+    def abort(self, job: Job) -> None:
+        if time.monotonic() < self.stalled_at.get(job, math.inf) + 1:
             super().abort(job)
 
 
