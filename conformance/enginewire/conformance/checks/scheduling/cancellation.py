@@ -55,11 +55,12 @@ async def a_cancelled_stream_is_freed(ctx: Context) -> None:
 async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
     """Large prompts: one until it is computed, then several at once, cancelled at moments until then.
 
-    A prompt that fits a step is never half computed: the largest may not fit, or others beside it.
+    A prompt that fits a step is never half computed: the largest may not fit, or others beside it. A small
+    one leaves room for more tokens: where a first token takes long, it outlasts the bounds.
     """
     computed = await _computed(ctx)
     for moment in MOMENTS:
-        streams = [ctx.start(_large_request(ctx, part)) for part in PARTS]
+        streams = [ctx.start(request) for request in _of_all_sizes(ctx)]
         # Who has no room for all of them may refuse some.
         await asyncio.gather(*(stream.call.accepted() for stream in streams))
         await asyncio.sleep(computed * moment)
@@ -177,6 +178,10 @@ def _large_request(ctx: Context, part: float) -> pb.GenerateRequest:
     """With a prompt that is in no cache, and fills that part of the window."""
     length = min(int(ctx.context_length() * part), LARGE_PROMPT) - OUTPUT_TOKENS
     return ctx.long_request(token_ids=ctx.prompt(length, salt=ctx.fresh_salt()))
+
+
+def _of_all_sizes(ctx: Context) -> list[pb.GenerateRequest]:
+    return [*(_large_request(ctx, part) for part in PARTS), ctx.long_request()]
 
 
 def _unnoticed_request(ctx: Context) -> pb.GenerateRequest:

@@ -46,6 +46,13 @@ class LeakOnEarlyCancel(GoesOn):
         return job.is_running and not job.completion_tokens
 
 
+@mutant("leak_before_a_slow_first_token", kills="CAN-02")
+class LeakBeforeASlowFirstToken(LeakOnEarlyCancel):
+    """What goes on has ended within the bounds, those of a slow first token, if its prompt is large."""
+
+    settings = replace(Settings(), first_token_seconds=0.8)
+
+
 @mutant("leak_between_steps_of_a_prefill", kills="CAN-02")
 class LeakBetweenStepsOfAPrefill(GoesOn):
     """What is half computed when its caller leaves is nobody's: no step goes on with it."""
