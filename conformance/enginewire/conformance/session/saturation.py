@@ -196,6 +196,9 @@ def beyond_memory(ctx: Context, choices: int = 1) -> list[pb.GenerateRequest]:
     # The last block of each prompt has room: who comes first has not grown when the last one comes.
     each = int((BEGUN * blocks - several * SMALL) / (slots - several)) * size - size // 2
     tokens = math.ceil((ENDED - BEGUN) * blocks * size / slots)
+    # What a prompt lacks to whole blocks is much where there are few of them.
+    while each > 0 and (slots - several) * math.ceil((each + tokens) / size) <= blocks:
+        tokens += size
     if each < 1 or ctx.tokens(tokens, each) < tokens:
         raise NotApplicable("all that has a slot fits the memory, or a token takes too long")
     prompts = [ctx.prompt(each, salt=ctx.fresh_salt()) for _ in range(slots - several)]
