@@ -31,12 +31,16 @@ WILDCARD: Final = re.compile(r"(^|//|@)(\*|0\.0\.0\.0|\[?::\]?)(:\d+)?(/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A subscriber's events around some requests. `cached`: of an idle engine afterwards."""
+    """A subscriber's events around some requests. `cached`: of an idle engine afterwards.
+
+    `prompts`: the tokens of some that were asked for, a beginning that all of them have included.
+    """
 
     snapshot: list[pb.KvEvent]
     changes: list[pb.KvEvent]
     picture: Picture
     cached: int
+    prompts: list[tuple[int, ...]]
 
 
 @check("KVE-01")
@@ -77,13 +81,21 @@ async def sequences_grow_by_one(ctx: Context) -> None:
 
 @check("KVE-04", needs=("KVE-03",), alone=True)
 async def stored_blocks_are_whole(ctx: Context) -> None:
-    """Tokens and parents of every stored event."""
+    """Tokens and parents of every stored event; from parent to child they say each prompt."""
     observed = await _observed(ctx)
-    picture = Picture()
+    picture, said = Picture(), dict[int, tuple[int, ...]]()
+    told = set[tuple[int, ...]]()
     for event in [*observed.snapshot, *observed.changes]:
         if event.HasField("stored"):
             _is_whole(ctx, event.stored, picture)
+            _read(event.stored, said)
+            told.update(said[name] for name in event.stored.block_hashes)
         picture.apply(event)
+    for prompt in observed.prompts:
+        full = prompt[: len(prompt) // ctx.block_size * ctx.block_size]
+        seen = max((_shared(each, full) for each in told), default=0)
+        message = "the tokens of stored blocks are not those of a prompt"
+        expect_equal(seen, len(full), f"{message}: so many are right from its begin on")
 
 
 @check("KVE-05", needs=("KVE-03", "KVE-04"), alone=True)
@@ -203,14 +215,18 @@ async def _observe(ctx: Context) -> Observed:
     if ctx.capabilities.prefix_cache:
         await _reset_beside(ctx)
     branch = [*prompt[: ctx.block_size], *ctx.fresh_prompt(1)]
-    for tokens in (prompt, prompt, branch, *_pressure(ctx)):
-        await ctx.generate(await _asking(ctx, token_ids=tokens))
+    sent = [
+        (await ctx.generate(await _asking(ctx, token_ids=tokens))).request.request
+        for tokens in (prompt, prompt, branch, *_pressure(ctx))
+    ]
+    # An engine may answer what is a probe otherwise.
+    prompts = [tuple(each.token_ids) for each in sent[1:3] if not each.is_probe]
     await ctx.idle()
     cached = (await ctx.client.load()).kv_blocks_cached
     await subscription.until(lambda: subscription.has_all(cached), ctx.bounds.reaction)
     subscription.close()
     at_rank = cached - subscription.elsewhere
-    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), at_rank)
+    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), at_rank, prompts)
 
 
 async def _reset_beside(ctx: Context) -> None:
@@ -246,6 +262,21 @@ def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None
         expect(known, "the parent of a stored block is not stored", seen=f"{stored.parent_block_hash:x}")
 
 
+def _read(stored: pb.KvBlocksStored, said: dict[int, tuple[int, ...]]) -> None:
+    """Add what each block says, from the begin of its sequence on."""
+    before = said.get(stored.parent_block_hash, ()) if stored.HasField("parent_block_hash") else ()
+    for place, name in enumerate(stored.block_hashes):
+        start = place * stored.block_size
+        before = (*before, *stored.token_ids[start : start + stored.block_size])
+        said[name] = before
+
+
+def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _holds(subscription: Subscription, observed: Observed) -> bool:
     return bool(subscription.snapshot) and set(subscription.picture().blocks) == set(observed.picture.blocks)
 
@@ -263,7 +294,8 @@ async def _watching(ctx: Context) -> Subscription:
         return subscription.has_all(cached)
 
     for rank in ranks:
-        await rank.until(has_all, ctx.bounds.reaction)
+        if await rank.until(has_all, ctx.bounds.reaction) and rank is subscription:
+            rank.begun = len(rank.events)
     for other in others:
         other.close()
     return subscription

@@ -27,6 +27,10 @@ MOST_TEXT: Final = 8
 TOKENS: Final = 12
 """Of a prompt that has to be in no span; half of them side by side are no chance."""
 
+NOT_IN_ANY_VOCABULARY: Final = 2**31
+REQUESTS: Final = 4
+"""What happens beside each of them is no chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -106,10 +110,16 @@ async def the_state_is_kept(ctx: Context) -> None:
 
 @check("TRC-04", in_company=False)
 async def spans_hold_no_secrets(ctx: Context) -> None:
-    """A prompt, its answer and metadata of a caller, in whichever form a span could hold them."""
+    """A prompt, its answer and metadata, in whichever form a span could hold them; and those of refusals."""
     caller, private = Caller.new(), secrets.token_hex(12)
     request = requests.change(ctx.request(max_tokens=ctx.tokens(TOKENS)), token_ids=ctx.prompt(TOKENS))
     tokens = await _generate(ctx, (*caller.metadata(), ("x-kit-private", private)), request=request)
+    unknown = NOT_IN_ANY_VOCABULARY + secrets.randbelow(NOT_IN_ANY_VOCABULARY)
+    wrong = ctx.request(token_ids=[*ctx.prompt(2), unknown])
+    # Whether these are refused, and why, is for others to judge.
+    for asked, more in ((wrong, ()), (ctx.request(max_tokens=1), (("enginewire-priority", private),))):
+        metadata = (*caller.metadata(), *more)
+        await ctx.client.generate(asked, timeout=2 * ctx.bounds.answer, metadata=metadata).finish()
     spans = await _all_of(ctx, caller)
     texts = [private, *(str(value).split()[-1] for _, value in ctx.session.connection.metadata)]
     lists = [list(request.request.token_ids), tokens]
@@ -120,22 +130,44 @@ async def spans_hold_no_secrets(ctx: Context) -> None:
         everything = "\n".join(span.said)
         numbers = re.findall(r"\d+", everything)
         held = [text for text in texts if text in everything]
+        held += [number for number in numbers if number == str(unknown)]
         held += [str(some) for each in lists if (some := _part_in(each, numbers))]
         expect(not held, f"the span {span.name} tells what it must not", expected="neither", seen=held)
 
 
-@check("TRC-05", in_company=False)
+@check("TRC-05", in_company=False, alone=True)
 async def spans_make_one_tree(ctx: Context) -> None:
-    """Ids, times and parents of everything that is told of one request."""
-    caller = Caller.new()
-    await _generate(ctx, caller.metadata())
-    spans = await _all_of(ctx, caller)
+    """Ids, times and parents of everything that is told of a request, wherever it is told."""
+    callers = [Caller.new() for _ in range(REQUESTS)]
+    for caller in callers:
+        await _generate(ctx, caller.metadata())
+    everything = await _all_of(ctx, *callers)
+    by_caller = [[span for span in everything if span.trace_id == caller.trace_id] for caller in callers]
+    for caller, spans in zip(callers, by_caller, strict=True):
+        _is_tree(caller, spans)
+    elsewhere = [_begun_beside(ctx, callers, spans) for spans in by_caller]
+    message = "each request has spans in a trace that is not its caller's"
+    expect(not (strays := set.intersection(*elsewhere)), message, expected="none", seen=sorted(strays))
+
+
+def _is_tree(caller: Caller, spans: list[Span]) -> None:
     ids = [span.span_id for span in spans]
     expect_equal(len(set(ids)), len(ids), "two spans have one id")
     for span in spans:
         expect(0 < span.begin <= span.end, f"the span {span.name} ends before it begins", seen=span)
         is_known = span.parent_id in (caller.span_id, *ids)
         expect(is_known, f"nobody knows the parent of the span {span.name}", seen=span.parent_id)
+
+
+def _begun_beside(ctx: Context, callers: list[Caller], spans: list[Span]) -> set[str]:
+    """The names of spans of nobody's trace that began while a request of these spans ran.
+
+    Once it may be chance, or something that is no request.
+    """
+    known = {caller.trace_id for caller in callers}
+    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
+    others = (span for span in _collector(ctx).spans if span.trace_id not in known)
+    return {span.name for span in others if begin <= span.begin <= end}
 
 
 @check("TRC-06", in_company=False, alone=True)
@@ -188,10 +220,10 @@ async def _continued(ctx: Context, caller: Caller) -> None:
         raise Violation("no span has the caller's as its parent", expected=caller.span_id, seen=seen)
 
 
-async def _all_of(ctx: Context, caller: Caller) -> list[Span]:
-    """Everything that is told of a request: what has come when a later one's has."""
-    spans = await _spans_beside_another(ctx, caller)
-    if not spans:
+async def _all_of(ctx: Context, *callers: Caller) -> list[Span]:
+    """Everything that is told of some requests: what has come when a later one's has."""
+    spans = await _spans_beside_another(ctx, *callers)
+    if {span.trace_id for span in spans} != {caller.trace_id for caller in callers}:
         raise NotApplicable("the caller's trace is not continued, which is for MDT-02 to judge")
     return spans
 

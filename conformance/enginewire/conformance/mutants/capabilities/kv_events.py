@@ -65,6 +65,27 @@ class SeqRepeat(Reference):
             self.events[-1].sequence -= 1
 
 
+@mutant("snapshot_has_the_number_to_come", kills="KVE-03")
+class SnapshotHasTheNumberToCome(Reference):
+    """That of the first change behind it."""
+
+    def snapshot(self) -> list[pb.SubscribeKvEventsResponse]:
+        messages = super().snapshot()
+        for event in (event for message in messages for event in message.events):
+            event.sequence += 1
+        return messages
+
+
+@mutant("tokens_of_blocks_are_the_first_ones", kills="KVE-04")
+class TokensOfBlocksAreTheFirstOnes(Reference):
+    """Of the prompt, also where they go on behind blocks that are cached."""
+
+    def stored(self, keys: list[BlockKey]) -> pb.KvBlocksStored:
+        stored = super().stored(keys)
+        stored.token_ids[:] = keys[-1][2][: len(stored.token_ids)]
+        return stored
+
+
 @changed(Reference.stored, "bad_parent", kills="KVE-04")
 def bad_parent(stored: pb.KvBlocksStored) -> None:
     if stored.HasField("parent_block_hash"):

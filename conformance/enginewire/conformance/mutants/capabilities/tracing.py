@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.variants.traced import Metadata, Trace, Traced
 
@@ -80,6 +82,34 @@ class SpansTellMetadata(Traced):
         spans = super().spans(trace)
         spans[1].events.add(name=f"called with {trace.metadata}")
         return spans
+
+
+@mutant("spans_tell_why_they_are_refused", kills="TRC-04")
+class SpansTellWhyTheyAreRefused(Traced):
+    """In the words of the status, which name the value."""
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            async for response in super().generate(request, call):
+                yield response
+        except Refusal as why:
+            trace = self.trace(call.metadata, list(request.request.token_ids))
+            if self.is_told(trace):
+                spans = self.spans(trace)
+                for span in spans:
+                    span.status.message = f"{why}: got {list(request.request.token_ids)}"
+                await self.export(spans)
+            raise
+
+
+@mutant("parts_are_on_their_own", kills="TRC-05")
+class PartsAreOnTheirOwn(Traced):
+    """Each in a trace that begins with it."""
+
+    def spans(self, trace: Trace) -> list[Any]:
+        decode, whole = super().spans(trace)
+        decode.trace_id, decode.parent_span_id = secrets.token_bytes(16), b""
+        return [decode, whole]
 
 
 @mutant("parents_are_nobody", kills="TRC-05")

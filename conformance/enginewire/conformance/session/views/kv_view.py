@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import cast
 
 from enginewire import v1 as pb
@@ -45,10 +46,14 @@ class Picture:
 
 @dataclass
 class Subscription:
-    """A SubscribeKvEvents under way. `elsewhere` counts the blocks of other ranks."""
+    """A SubscribeKvEvents under way. `elsewhere` counts the blocks of other ranks.
+
+    `begun`: how many events had come when the snapshot was there as a whole, if that is known.
+    """
 
     call: Call
     elsewhere: int = 0
+    begun: int | None = None
 
     @property
     def messages(self) -> list[pb.SubscribeKvEventsResponse]:
@@ -62,11 +67,22 @@ class Subscription:
 
     @property
     def snapshot(self) -> list[pb.KvEvent]:
-        """What it begins with, up to the newest change it includes."""
+        """What it begins with, up to the newest change it includes.
+
+        A block that was not there when it was whole belongs to a change, whatever number that has.
+        """
         events = self.events
         if not events or not events[0].HasField("cleared"):
             return []
-        return [event for event in events if event.sequence == events[0].sequence]
+        whole = events if self.begun is None else events[: self.begun]
+        known = set(hashes(whole))
+        told = takewhile(lambda event: event.sequence == events[0].sequence, events)
+        return [
+            event
+            for place, event in enumerate(told)
+            if place < len(whole)
+            or (event.stored.block_hashes and known.issuperset(event.stored.block_hashes))
+        ]
 
     @property
     def changes(self) -> list[pb.KvEvent]:
