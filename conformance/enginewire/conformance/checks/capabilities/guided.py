@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import re
+import string
+from collections.abc import Iterable
+from itertools import product
 from typing import Final
 
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.oracle.findings import in_time
 from enginewire.conformance.oracle.languages import (
     COLOURS,
     DIGITS,
+    KEYWORDS,
     LANGUAGES,
+    PLACES,
     SCHEMA,
+    Language,
     begins_an_instance,
     is_instance,
+    keeps,
+    twins,
 )
-from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.running.registry import SHAPE, WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
 from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.session.views import detokenizer
-from enginewire.conformance.wire.stream import Choice, Stream
+from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 FIELD: Final = "sampling_options.guided_decoding"
 UNLIKELY: Final = ("qzxjkvqwzxjqkvzw" * 4, "xqjzvkwqxzjvqkwx" * 4)
 PLAIN: Final = 16
+CHOICES: Final = 3
+KINDS: Final = ("GDE-01", "GDE-02", "GDE-03")
 ROOM: Final = 64
 """More tokens than any output below needs, white space aside."""
 
@@ -49,19 +62,16 @@ GUIDES: Final = {
 
 @check("GDE-01", needs=SHAPE)
 async def schemas_are_satisfied(ctx: Context) -> None:
-    """An object with one boolean, greedily and hot."""
-    _needs(ctx, pb.GUIDED_MODE_JSON_SCHEMA)
-    for temperature in (0.0, 1.0):
-        choice = await _guided(ctx, pb.GUIDED_MODE_JSON_SCHEMA, temperature)
+    """An object with one boolean, greedily and in some hot choices."""
+    for choice in await _of_each_kind(ctx, pb.GUIDED_MODE_JSON_SCHEMA):
         _is_instance(await _text(ctx, choice), choice)
 
 
 @check("GDE-02", needs=SHAPE)
 async def patterns_match(ctx: Context) -> None:
-    """Four digits, greedily and hot."""
-    _needs(ctx, pb.GUIDED_MODE_REGEX)
-    for temperature in (0.0, 1.0):
-        text = await _text(ctx, await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature))
+    """Four digits, greedily and in some hot choices."""
+    for choice in await _of_each_kind(ctx, pb.GUIDED_MODE_REGEX):
+        text = await _text(ctx, choice)
         expect(re.fullmatch(DIGITS, text), "the output does not match as a whole", expected=DIGITS, seen=text)
 
 
@@ -75,7 +85,7 @@ async def patterns_match(ctx: Context) -> None:
 )
 async def patterns_match_where_memory_is_short(ctx: Context) -> None:
     """As many digits as were asked for and no more, of requests of which one gives up its memory."""
-    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    _needs_mode(ctx, pb.GUIDED_MODE_REGEX)
     wanted = beyond_memory(ctx)
     count = wanted[0].request.stop_conditions.max_tokens - SPARE
     if count < SPARE:
@@ -98,11 +108,51 @@ async def patterns_match_where_memory_is_short(ctx: Context) -> None:
 
 @check("GDE-03", needs=SHAPE)
 async def an_alternative_is_chosen(ctx: Context) -> None:
-    """Of three, one of them the beginning of another, greedily and hot."""
-    _needs(ctx, pb.GUIDED_MODE_CHOICE)
-    for temperature in (0.0, 1.0):
-        text = await _text(ctx, await _guided(ctx, pb.GUIDED_MODE_CHOICE, temperature))
+    """Of three, one of them the beginning of another, greedily and in some hot choices."""
+    for choice in await _of_each_kind(ctx, pb.GUIDED_MODE_CHOICE):
+        text = await _text(ctx, choice)
         expect(text in COLOURS, "the output is none of the alternatives", expected=COLOURS, seen=text)
+
+
+def _same_text(identifier: str) -> CheckFunction:
+    async def holds(ctx: Context) -> None:
+        """A text that was a guide of another kind before, in either order."""
+        found = await ctx.session.once("same-texts", lambda: _of_same_texts(ctx))
+        texts = [(language, text) for language, text in found if language.id == identifier]
+        if not texts:
+            raise NotApplicable("no kind is advertised beside it whose guide may have the same text")
+        for language, text in texts:
+            message = "the output does not follow its guide, whose text was one of another kind as well"
+            expect(language.matches(text), message, expected=language.described, seen=text)
+
+    holds.__name__ = "one_text_is_a_guide_of_two_kinds"
+    return holds
+
+
+for _id in KINDS:
+    _needs = (*SHAPE, *KINDS)
+    check(_id, variant="same-text", needs=_needs, gate="guided_modes", in_company=False)(_same_text(_id))
+
+
+@check("GDE-01", variant="keywords", needs=(*SHAPE, "GDE-01"), gate="guided_modes", in_company=False)
+async def keywords_are_kept_or_refused(ctx: Context) -> None:
+    """Keywords that grammars may lack, wherever they are in a schema; the answers are hot."""
+    _needs_mode(ctx, pb.GUIDED_MODE_JSON_SCHEMA)
+    count = ctx.choices(CHOICES)
+    several: dict[str, requests.Value] = {"n": count} if count > 1 else {}
+    for keyword, place in in_time(ctx, product(KEYWORDS, PLACES)):
+        schema = json.dumps(PLACES[place][0](KEYWORDS[keyword][0]))
+        guide = pb.GuidedDecoding(json_schema=schema)
+        request = ctx.request(guided_decoding=guide, max_tokens=_room(ctx), temperature=1.0, **several)
+        stream = await ctx.start(request).end()
+        if stream.exchange.code in REFUSALS:
+            continue
+        await stream.ok()
+        for choice in stream.choices.values():
+            if choice.finish_reason != pb.FINISH_REASON_LENGTH:
+                text = await _text(ctx, choice)
+                message = f"an answer does not keep {keyword} {place} of its schema, which was not refused"
+                expect(keeps(text, keyword, place), message, expected=schema, seen=text)
 
 
 @check("GDE-04")
@@ -123,8 +173,8 @@ async def invalid_guides_are_refused(ctx: Context) -> None:
 @check("GDE-05", needs=(*SHAPE, "GDE-02", "GDE-03"))
 async def two_guides_are_not_mixed(ctx: Context) -> None:
     """Both on the wire: refused, or the last one counts, as members of a oneof are read."""
-    _needs(ctx, pb.GUIDED_MODE_CHOICE)
-    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    _needs_mode(ctx, pb.GUIDED_MODE_CHOICE)
+    _needs_mode(ctx, pb.GUIDED_MODE_REGEX)
     request = ctx.request(guided_decoding=GUIDES[pb.GUIDED_MODE_CHOICE], max_tokens=_room(ctx))
     second = pb.SamplingOptions(guided_decoding=GUIDES[pb.GUIDED_MODE_REGEX])
     more = pb.GenerateRequest(request=pb.PreprocessedRequest(sampling_options=second))
@@ -142,7 +192,7 @@ async def two_guides_are_not_mixed(ctx: Context) -> None:
 @check("GDE-06", needs=WHOLE)
 async def cut_outputs_end_with_length(ctx: Context) -> None:
     """Two tokens of a long alternative."""
-    _needs(ctx, pb.GUIDED_MODE_CHOICE)
+    _needs_mode(ctx, pb.GUIDED_MODE_CHOICE)
     guide = pb.GuidedDecoding(choice=pb.GuidedChoice(choices=UNLIKELY))
     stream = await ctx.generate(ctx.request(guided_decoding=guide, max_tokens=2))
     expect_equal(stream.choice.reason_name, "LENGTH", "a guided output cut by max_tokens ends otherwise")
@@ -182,10 +232,10 @@ async def guides_end_below_the_minimum(ctx: Context) -> None:
 @check("GDE-09", needs=("GDE-02", "STP-01"))
 async def stop_ids_wait_for_the_match(ctx: Context) -> None:
     """The id that a match began with is a stop id of the next request."""
-    _needs(ctx, pb.GUIDED_MODE_REGEX)
-    first = (await _guided(ctx, pb.GUIDED_MODE_REGEX, 0.0)).tokens[0]
-    for temperature in (0.0, 1.0):
-        choice = await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature, stop_token_ids=[first])
+    _needs_mode(ctx, pb.GUIDED_MODE_REGEX)
+    [choice] = await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature=0.0)
+    first = choice.tokens[0]
+    for choice in await _of_each_kind(ctx, pb.GUIDED_MODE_REGEX, stop_token_ids=[first]):
         text = await _text(ctx, choice)
         expect(re.match(DIGITS, text), "a stop id was chosen inside of a match", expected=DIGITS, seen=text)
 
@@ -199,20 +249,54 @@ async def other_guides_are_refused(ctx: Context) -> None:
             require_refusal(exchange, REFUSALS)
 
 
-def _needs(ctx: Context, mode: pb.GuidedMode.ValueType) -> None:
+def _needs_mode(ctx: Context, mode: pb.GuidedMode.ValueType) -> None:
     if mode not in ctx.capabilities.guided_modes:
         raise NotApplicable(f"{pb.GuidedMode.Name(mode)} is not advertised")
 
 
-async def _guided(
-    ctx: Context, mode: pb.GuidedMode.ValueType, temperature: float, **changes: requests.Value
-) -> Choice:
-    options = {"max_tokens": _room(ctx), "temperature": temperature, **changes}
-    request = ctx.request(guided_decoding=GUIDES[mode], **options)
-    choice = (await ctx.generate(request)).choice
-    if _room(ctx) < ROOM and choice.finish_reason == pb.FINISH_REASON_LENGTH:
+async def _of_each_kind(
+    ctx: Context, mode: pb.GuidedMode.ValueType, **changes: requests.Value
+) -> list[Choice]:
+    """A greedy choice, and as many hot ones of one request as there may be, up to some."""
+    _needs_mode(ctx, mode)
+    count = ctx.choices(CHOICES)
+    several: dict[str, requests.Value] = {"n": count} if count > 1 else {}
+    greedy = await _guided(ctx, mode, temperature=0.0, **changes)
+    return greedy + await _guided(ctx, mode, temperature=1.0, **several, **changes)
+
+
+async def _guided(ctx: Context, mode: pb.GuidedMode.ValueType, **changes: requests.Value) -> list[Choice]:
+    """The choices of a request, however many it has."""
+    request = ctx.request(guided_decoding=GUIDES[mode], **{"max_tokens": _room(ctx), **changes})
+    stream = await ctx.generate(request)
+    choices = [stream.choices.get(index, Choice(index)) for index in range(num_choices(request.request))]
+    if _room(ctx) < ROOM and any(each.finish_reason == pb.FINISH_REASON_LENGTH for each in choices):
         raise NotApplicable("the context window has no room for a guided output")
-    return choice
+    return choices
+
+
+async def _of_same_texts(ctx: Context) -> list[tuple[Language, str]]:
+    """Guides whose text is one of another kind as well, and the texts of their answers."""
+
+    async def asked(pair: Iterable[Language]) -> list[tuple[Language, str]]:
+        answers = []
+        for language in pair:
+            request = ctx.request(guided_decoding=language.guide, max_tokens=_room(ctx))
+            choice = (await ctx.generate(request)).choice
+            if choice.finish_reason != pb.FINISH_REASON_LENGTH:
+                answers.append((language, await _text(ctx, choice)))
+        return answers
+
+    offered = set(ctx.capabilities.guided_modes)
+    pairs = [pair[::step] for step in (1, -1) for pair in twins(*_new_words())]
+    can = [pair for pair in pairs if offered.issuperset(language.mode for language in pair)]
+    return [each for some in await asyncio.gather(*map(asked, can)) for each in some]
+
+
+def _new_words() -> tuple[str, str]:
+    """Two words that no engine has seen as a guide."""
+    letters = random.SystemRandom().sample(string.ascii_lowercase, 6)
+    return "".join(letters[:3]), "".join(letters[3:])
 
 
 def _room(ctx: Context) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,42 @@ class RegexPrefixOnly(Reference):
     def guide(self, choice: Choice) -> grammar.Guide | None:
         guide = super().guide(choice)
         return grammar.Pattern(guide.sets[:2]) if isinstance(guide, grammar.Pattern) else guide
+
+
+@mutant("one_choice_follows_the_regex", kills="GDE-02")
+class OneChoiceFollowsTheRegex(Reference):
+    """Those behind the first one are free."""
+
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        return None if _kind(choice) == "regex" and choice.index else super().guide(choice)
+
+
+@mutant("guides_are_known_by_their_text", kills=("GDE-01/same-text", "GDE-02/same-text", "GDE-03/same-text"))
+class GuidesAreKnownByTheirText(Reference):
+    """Whichever kind they are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, grammar.Guide] = {}
+
+    def compiled(self, guided: pb.GuidedDecoding) -> grammar.Guide:
+        texts = guided.choice.choices
+        text = guided.regex or guided.json_schema or (texts[0] if len(texts) == 1 else json.dumps([*texts]))
+        guide = super().compiled(guided)
+        return self._known.setdefault(text, guide)
+
+
+@mutant("inner_keywords_are_not_looked_at", kills="GDE-01/keywords")
+class InnerKeywordsAreNotLookedAt(Reference):
+    """Only those at the top of a schema."""
+
+    def compiled(self, guided: pb.GuidedDecoding) -> grammar.Guide:
+        schema = json.loads(guided.json_schema or "{}")
+        if isinstance(schema, dict):
+            for name, inner in schema.get("properties", {}).items():
+                schema["properties"][name] = {key: inner[key] for key in inner if key in grammar.KEPT}
+            guided = pb.GuidedDecoding(json_schema=json.dumps(schema)) if guided.json_schema else guided
+        return super().compiled(guided)
 
 
 @mutant("stop_ids_come_inside_a_match", kills="GDE-09")

@@ -14,6 +14,9 @@ CLASS: Final = re.compile(
     r"(?:\[(?P<set>[^\]\\]+)\]|\\(?P<digit>d)|(?P<one>[^\\(){}\[\]*+?|.^$]))(?:\{(?P<count>\d+)\})?"
 )
 
+KEPT: Final = frozenset({"type", "enum", "properties", "required", "additionalProperties"})
+"""The keywords of schemas."""
+
 
 class Guide(Protocol):
     """What a text must become."""
@@ -96,6 +99,8 @@ def _range(characters: str) -> str:
 def _instances(schema: object) -> Iterable[str]:
     if not isinstance(schema, dict):
         raise ValueError("an object")
+    if unkept := sorted(set(schema) - KEPT):
+        raise ValueError(f"a schema without {', '.join(unkept)}")
     if "enum" in schema:
         return [json.dumps(value) for value in schema["enum"]]
     if schema.get("type") == "boolean":
