@@ -16,6 +16,7 @@ from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.halves import both, decoding, handoff, prefilled
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.sizes import most_choices
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -25,6 +26,7 @@ TOKENS: Final = 6
 LONG: Final = 512
 """Prompt tokens of a request that is aborted before its end."""
 TRIES: Final = 5
+CHOICES: Final = 3
 COMPARED: Final = 2
 """Tokens of two greedy runs. Later ones may differ where a model is undecided."""
 MOST_SECONDS: Final = 10.0
@@ -78,13 +80,15 @@ async def a_decode_engine_serves_probes(ctx: Context) -> None:
 
 @check("DIS-02")
 async def prefill_answers_once(ctx: Context) -> None:
-    """One terminal output, a token at most, and something to hand over."""
-    stream = await prefilled(ctx, ctx.request(max_tokens=TOKENS))
-    expect_equal(len(stream.outputs), 1, "a prefill answer is not one output")
-    expect(len(stream.tokens) <= 1, "a prefill answer has more than one token", seen=len(stream.tokens))
-    expect_equal(stream.choice.reason_name, "LENGTH", "a prefill answer ends with another reason")
-    expect(handoff(stream).params, "the hand-off's params are empty")
-    await _free(ctx, stream)
+    """One terminal output, a token at most, and something to hand over: of several choices as well."""
+    several = min(most_choices((await ctx.prefill().info()).config), CHOICES)
+    for count in sorted({1, several}):
+        stream = await prefilled(ctx, ctx.request(max_tokens=TOKENS, n=count))
+        expect_equal(len(stream.outputs), 1, "a prefill answer is not one output")
+        expect(len(stream.tokens) <= 1, "a prefill answer has more than one token", seen=len(stream.tokens))
+        expect_equal(stream.choice.reason_name, "LENGTH", "a prefill answer ends with another reason")
+        expect(handoff(stream).params, "the hand-off's params are empty")
+        await _free(ctx, stream)
 
 
 @check("DIS-03", needs=("DIS-02",))
@@ -98,6 +102,21 @@ async def handoffs_work(ctx: Context) -> None:
         stream.exchange.is_ok, "a fresh hand-off is not accepted", expected="OK", seen=stream.exchange.status
     )
     expect(stream.tokens, "a hand-off was answered without a token")
+
+
+@check("DIS-03", variant="refused-before", needs=("DIS-03", "DIS-05/other-prompt"), gate="disaggregation")
+async def refused_requests_claim_nothing(ctx: Context) -> None:
+    """One for nothing, and one of another prompt, then the one that it was made for."""
+    request = ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    others: tuple[dict[str, Value], ...] = ({"max_tokens": 0}, {"token_ids": ctx.prompt(salt=5)})
+    for change in others:
+        refused = requests.change(request, **change)
+        seen = await ctx.start(decoding(ctx, refused, handed), timeout=ctx.bounds.answer).end()
+        expect(not seen.exchange.is_ok, f"a request with {next(iter(change))} changed is served", seen="OK")
+    stream = await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).end()
+    message = "a hand-off is not accepted after requests with it were refused"
+    expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
 
 
 @check("DIS-04", needs=("DIS-03",))

@@ -65,13 +65,27 @@ class PrefillStreamsTokens(Prefill):
         return super().advance(choice)
 
 
+@mutant("each_choice_is_prefilled", kills="DIS-02")
+class EachChoiceIsPrefilled(Prefill):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, deadline: float = float("inf")) -> Job:
+        return super(Prefill, self).job(request_id, request, deadline)
+
+
+@mutant("the_first_who_asks_has_it", kills="DIS-03/refused-before")
+class TheFirstWhoAsksHasIt(Prefill):
+    """It is freed before anybody has looked whose prompt it is."""
+
+    def is_for(self, name: bytes, digest: bytes) -> bool:
+        return True
+
+
 @mutant("handoff_float", kills="DIS-03")
 class HandoffFloat(Decode):
-    async def fetch(self, handoff: pb.PrefillHandoff) -> bytes:
+    async def fetch(self, handoff: pb.PrefillHandoff, digest: bytes) -> bytes:
         # As a JSON number without integers would bring it.
         number = json.loads(f"{int.from_bytes(handoff.params)}", parse_int=float)
         handoff.params = int(number).to_bytes(len(handoff.params) + 1)[-len(handoff.params) :]
-        return await super().fetch(handoff)
+        return await super().fetch(handoff, digest)
 
 
 @mutant("decode_repeats_first", kills="DIS-04")
@@ -93,8 +107,8 @@ class DecodeSkipsFirst(Decode):
 
 @mutant("forged_handoff_ok", kills=("DIS-05", "DIS-05/expired", "DIS-09"))
 class ForgedHandoffOk(Decode):
-    async def fetch(self, handoff: pb.PrefillHandoff) -> bytes:
-        return await super().fetch(handoff) or self._any
+    async def fetch(self, handoff: pb.PrefillHandoff, digest: bytes) -> bytes:
+        return await super().fetch(handoff, digest) or self._any
 
     async def claim(self, request: pb.PreprocessedRequest) -> None:
         self._any = digest_of(request)
@@ -106,7 +120,7 @@ class ForgedHandoffOk(Decode):
 @mutant("prompt_not_compared", kills="DIS-05/other-prompt")
 class PromptNotCompared(Decode):
     async def claim(self, request: pb.PreprocessedRequest) -> None:
-        if not await self.fetch(request.prefill_result.handoff):
+        if not await self.fetch(request.prefill_result.handoff, digest_of(request)):
             await super().claim(request)
 
 

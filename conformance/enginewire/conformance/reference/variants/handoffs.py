@@ -61,9 +61,15 @@ class Prefill(Reference):
 
     async def hand_out(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one decode engine."""
-        found = self.claimed(await reader.read(NAME_BYTES))
+        brought = await reader.read()
+        name, digest = brought[:NAME_BYTES], brought[NAME_BYTES:]
+        found = self.claimed(name) if self.is_for(name, digest) else self.pending.get(name)
         writer.write(found.digest if found else b"")
         writer.close()
+
+    def is_for(self, name: bytes, digest: bytes) -> bool:
+        """Whether a hand-off is of this prompt, so that who asks may have it; also when it is unknown."""
+        return name not in self.pending or self.pending[name].digest == digest
 
     def claimed(self, name: bytes) -> Pending | None:
         """A hand-off, which is nobody else's from now on."""
@@ -137,17 +143,17 @@ class Decode(Reference):
     async def claim(self, request: pb.PreprocessedRequest) -> None:
         """Fetch what belongs to the hand-off."""
         if request.HasField("prefill_result"):
-            fetched = await self.fetch(request.prefill_result.handoff)
+            fetched = await self.fetch(request.prefill_result.handoff, digest_of(request))
             if fetched != digest_of(request):
                 raise Refusal(pb.ERROR_REASON_HANDOFF_INVALID, "the hand-off is not known here")
 
-    async def fetch(self, handoff: pb.PrefillHandoff) -> bytes:
-        """What the prefill engine kept; empty when there is none."""
+    async def fetch(self, handoff: pb.PrefillHandoff, digest: bytes) -> bytes:
+        """What the prefill engine kept for this prompt, or for another one; empty when there is none."""
         try:
             reader, writer = await asyncio.open_connection(HOST, handoff.port)
         except (OSError, OverflowError):
             return b""
-        writer.write(handoff.params)
+        writer.write(handoff.params + digest)
         writer.write_eof()
         found = await reader.read()
         writer.close()

@@ -127,6 +127,11 @@ class Answer:
         return num_choices(self.body)
 
     @cached_property
+    def is_handed_over(self) -> bool:
+        """Another engine goes on with the prompt, for all choices."""
+        return any(output.HasField("prefill_handoff") for output in self.outputs)
+
+    @cached_property
     def resumed(self) -> dict[int, pb.ResumedChoice]:
         """What was handed in of each choice of which there was something."""
         choices = self.body.resume.choices
@@ -156,7 +161,7 @@ class Answer:
     @cached_property
     def ended(self) -> list[Choice]:
         """Choices that a rule of the request ended, in a request that was served."""
-        whole = self.is_ok and not any(output.HasField("prefill_handoff") for output in self.outputs)
+        whole = self.is_ok and not self.is_handed_over
         choices = self.choices.values() if whole else ()
         return [choice for choice in choices if choice.terminal and choice.finish_reason not in CUT]
 

@@ -36,10 +36,10 @@ def reasons_are_known(answer: Answer) -> None:
 
 @of_answers("STR-02", needs=("STR-01", "SEQ-01"))
 def each_choice_has_its_terminal(answer: Answer) -> None:
-    """One, for each choice that was to be generated."""
+    """One, for each choice that was to be generated; a prompt is computed once for all of them."""
     if not answer.is_ok or answer.late:
         return
-    for index in range(answer.count):
+    for index in range(1 if answer.is_handed_over else answer.count):
         count = sum(output.index == index for output in answer.terminals)
         is_due = not (index in answer.resumed and answer.resumed[index].finished)
         if is_due:
