@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
@@ -17,6 +18,11 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 REQUESTS: Final = 6
 TOKENS: Final = 8
+LASTING: Final = 0.1
+"""Seconds."""
+LONGER: Final = 3
+"""Than it takes until something shows."""
+CHOICES: Final = 3
 BEYOND: Final = 3
 """Requests that have to wait for a slot."""
 MOST: Final = 64
@@ -38,20 +44,21 @@ async def ranks_are_named(ctx: Context) -> None:
 
 @check("MET-02", needs=SHAPE, alone=True)
 async def counters_grow_and_gauges_return(ctx: Context) -> None:
-    """The same work twice, looked at before, during and after."""
-    seen = [await scrape(ctx)]
-    for _ in range(2):
-        work = asyncio.gather(
-            *(ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS))) for _ in range(REQUESTS))
-        )
-        seen.append(await scrape(ctx))
+    """Looked at before, during and after one request, and then many like it, which leave no more behind."""
+    seen, base = [await scrape(ctx)], None
+    for count in (1, REQUESTS):
+        asked = [ctx.lasting_request(LASTING, bypass_prefix_cache=True) for _ in range(count)]
+        work = asyncio.gather(*(ctx.generate(request) for request in asked))
+        while not work.done():
+            seen.append(await scrape(ctx))
         await work
         await ctx.idle()
         seen.append(await _until(ctx, lambda now: not (now.sum_of(RUNNING) or now.sum_of(WAITING))))
+        base = base or seen[-1].gauges()
     for before, after in pairwise(seen):
         shrunk = [name for name, value in before.growing().items() if after.growing().get(name, 0) < value]
         expect(not shrunk, "a counter decreased", seen=shrunk[:3])
-    busy = {name: value for name, value in seen[-1].gauges().items() if seen[2].gauges().get(name) != value}
+    busy = {name: value for name, value in seen[-1].gauges().items() if base and base.get(name) != value}
     expect(not busy, "gauges do not return to their base when the engine is idle", seen=list(busy)[:3])
     left = seen[-1].sum_of(RUNNING) + seen[-1].sum_of(WAITING)
     expect_equal(left, 0, "an idle engine exports requests that run or wait")
@@ -59,8 +66,8 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
 
 @check("MET-03", phase=Phase.LOAD, needs=SHAPE, alone=True, not_beside=("n",))
 async def requests_add_up(ctx: Context) -> None:
-    """More long requests than there are slots, of one choice each: choices run, but requests wait."""
-    await scrape(ctx)
+    """One of several choices; then more long requests than slots, of one: choices run, requests wait."""
+    await _choices_count(ctx)
     count = min(slots_of(ctx.config) or REQUESTS, MOST) + BEYOND
     streams = [ctx.start(ctx.long_request()) for _ in range(count)]
     await asyncio.gather(*(stream.accepted() for stream in streams))
@@ -72,6 +79,27 @@ async def requests_add_up(ctx: Context) -> None:
         raise NotApplicable("the requests end here before they can be counted")
     seen = now.sum_of(RUNNING) + now.sum_of(WAITING)
     expect_equal(seen, count, "the exported requests are not those in flight")
+
+
+async def _choices_count(ctx: Context) -> None:
+    """What is exported of a request with several choices beside another one is what `Load` says of them."""
+    several, blocks = ctx.choices(CHOICES), (await ctx.idle()).kv_blocks_total
+    request = ctx.lasting_request(LONGER * ctx.bounds.reaction)
+    # Where the engine says how many tokens fit it, half of them.
+    fit = blocks * ctx.block_size // (2 * (several + 1)) - len(request.request.token_ids)
+    tokens = min(request.request.stop_conditions.max_tokens, max(fit, 1) if blocks else math.inf)
+    streams = [ctx.start(ctx.request(max_tokens=int(tokens), n=count)) for count in (several, 1)]
+    begun = await asyncio.gather(*(anext(stream.call, None) for stream in streams))
+    load = await ctx.client.load()
+    now = await _until(ctx, lambda now: now.sum_of(RUNNING) == load.running)
+    later = await ctx.client.load()
+    for stream in streams:
+        stream.cancel()
+    await ctx.idle()
+    is_steady = (load.running, load.waiting) == (later.running, later.waiting)
+    if None not in begun and load.running and is_steady:
+        seen = now.sum_of(RUNNING)
+        expect_equal(seen, load.running, "the exported running requests are not those of Load")
 
 
 @check("MET-04", needs=SHAPE, alone=True)

@@ -10,6 +10,7 @@ from enginewire.conformance.reference.server import Reference
 
 RUNNING = ("gauge", "engine_requests_running")
 WAITING = ("gauge", "engine_requests_waiting")
+USAGE = ("gauge", "engine_kv_blocks_used")
 FINISHED = ("counter", "engine_requests_finished_total")
 TOKENS = ("counter", "engine_generation_tokens_total")
 
@@ -40,6 +41,17 @@ class GaugeStuck(Reference):
         return metrics
 
 
+@mutant("gauge_keeps_its_peak", kills="MET-02")
+class GaugeKeepsItsPeak(Reference):
+    """What was in use at most, of what was seen by those who asked."""
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        self._most = max(self._most, self.load().kv_blocks_used)
+        return {**super().metrics(), USAGE: self._most}
+
+    _most = 0.0
+
+
 @mutant("counter_falls", kills="MET-02")
 class CounterFalls(Reference):
     def metrics(self) -> dict[tuple[str, str], float]:
@@ -50,6 +62,14 @@ class CounterFalls(Reference):
 class RunningOff(Reference):
     def metrics(self) -> dict[tuple[str, str], float]:
         return {**super().metrics(), WAITING: 0}
+
+
+@mutant("requests_run_once", kills="MET-03")
+class RequestsRunOnce(Reference):
+    """However many choices they have."""
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        return {**super().metrics(), RUNNING: len(self.running)}
 
 
 @changed(Reference.metrics, "counter_off", kills="MET-04")

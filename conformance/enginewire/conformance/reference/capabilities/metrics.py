@@ -36,7 +36,7 @@ class Metrics(Service):
         """Kind and name to value."""
         load = self.load()
         return {
-            (GAUGE, "engine_requests_running"): len(self.running),
+            (GAUGE, "engine_requests_running"): load.running,
             (GAUGE, "engine_requests_waiting"): load.waiting,
             (COUNTER, "engine_generation_tokens_total"): load.tokens_generated,
             (COUNTER, "engine_requests_finished_total"): load.requests_finished,

@@ -50,7 +50,10 @@ class Metrics:
         }
 
     def gauges(self) -> dict[str, float]:
-        """What goes up and down, without the language's own library, and without what tells by its labels."""
+        """What goes up and down: neither of the language's own library, nor what tells by its labels.
+
+        Nor what an allocator holds, which may keep what it once needed.
+        """
         own = ("process_", "python_", "go_", "jvm_")
         return {
             name: value
@@ -58,6 +61,7 @@ class Metrics:
             if self.kind(name) == "gauge"
             and not name.startswith(own)
             and not name.partition("{")[0].endswith("_info")
+            and "memory" not in name.partition("{")[0]
         }
 
     def sum_of(self, pattern: str) -> float:
