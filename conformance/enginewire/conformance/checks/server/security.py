@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import grpc
@@ -77,18 +77,28 @@ async def a_role_goes_as_far_as_that(ctx: Context) -> None:
 
 @check("SEC-04")
 async def a_refused_call_gets_the_status_alone(ctx: Context) -> None:
-    """Real requests, that would have been answered, from a stranger."""
+    """Real requests, that would have been answered, from a stranger; then calls without a message."""
+    session = ctx.session
+    client = session.client(metadata=session.connection.with_keys(UNKNOWN_KEY).metadata)
     for name, request in (
         ("DiscoveryService.GetLoad", pb.GetLoadRequest()),
         ("EngineService.Generate", ctx.request(max_tokens=1)),
         ("EngineService.Abort", pb.AbortRequest(request_ids=["nobody"])),
     ):
-        session = ctx.session
-        client = session.client(metadata=session.connection.with_keys(UNKNOWN_KEY).metadata)
-        call = client.call(name, request, timeout=ctx.bounds.answer)
-        seen = await call.finish()
-        expect(not seen.arrived, f"{name} sent a stranger a message", seen=seen.status)
-        expect_equal(seen.code, grpc.StatusCode.UNAUTHENTICATED, f"{name} answered a stranger otherwise")
+        _is_status_alone(await client.ask(name, request, timeout=ctx.bounds.answer))
+    for name in served():
+        _is_status_alone(await client.call(name, _no_requests(), timeout=ctx.bounds.answer).finish())
+
+
+async def _no_requests() -> AsyncIterator[bytes]:
+    nothing: tuple[bytes, ...] = ()
+    for request in nothing:
+        yield request
+
+
+def _is_status_alone(seen: Exchange) -> None:
+    expect(not seen.arrived, f"{seen.method} sent a stranger a message", seen=seen.status)
+    expect_equal(seen.code, grpc.StatusCode.UNAUTHENTICATED, f"{seen.method} answered a stranger otherwise")
 
 
 def served() -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Context
 from enginewire.conformance.reference.variants.keyed import Keyed
 
 
@@ -89,3 +90,13 @@ class StrangersMayAskForTheLoad(Keyed):
             if request_class is pb.GetLoadRequest:
                 raise self.refused(grpc.StatusCode.UNAUTHENTICATED) from None
             raise
+
+
+@mutant("strangers_are_told_behind_their_message", kills="SEC-04")
+class StrangersAreToldBehindTheirMessage(Keyed):
+    """As one whose handlers begin with a message: without any they have something else to say."""
+
+    async def turn_away(self, refusal: Refusal, messages: AsyncIterator[bytes], context: Context) -> None:
+        async for _ in messages:
+            await super().turn_away(refusal, messages, context)
+        await context.abort(grpc.StatusCode.INTERNAL, "the call ended without a message")

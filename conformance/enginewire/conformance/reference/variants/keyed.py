@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -35,7 +35,7 @@ class Keyed(Reference):
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """The same, behind the guard."""
-        return [Guarded(handler, self.refusal) for handler in super().handlers()]
+        return [Guarded(handler, self.refusal, self.turn_away) for handler in super().handlers()]
 
     def refusal(self, path: str, brought: Sequence[str]) -> Refusal | None:
         """Why whoever brings this may not call; None when it may."""
@@ -45,6 +45,10 @@ class Keyed(Reference):
         if ROLES.index(role) < self.least(path):
             return self.refused(grpc.StatusCode.PERMISSION_DENIED)
         return None
+
+    async def turn_away(self, refusal: Refusal, messages: AsyncIterator[bytes], context: Context) -> None:
+        """Say so, whatever the call brings."""
+        await context.abort(refusal.code, refusal.message, refusal.trailers())
 
     def role_of(self, brought: Sequence[str]) -> str | None:
         """The role of exactly one known key."""
@@ -66,9 +70,13 @@ class Guarded(grpc.GenericRpcHandler):
     """Handlers of which a call reaches none that is refused."""
 
     def __init__(
-        self, handlers: grpc.GenericRpcHandler, refusal: Callable[[str, Sequence[str]], Refusal | None]
+        self,
+        handlers: grpc.GenericRpcHandler,
+        refusal: Callable[[str, Sequence[str]], Refusal | None],
+        turn_away: Callable[[Refusal, AsyncIterator[bytes], Context], Awaitable[None]],
     ) -> None:
         self._handlers = handlers
+        self._turn_away = turn_away
         self._refusal = refusal
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> AnyHandler | None:
@@ -80,7 +88,7 @@ class Guarded(grpc.GenericRpcHandler):
         if handler is None or refusal is None:
             return handler
 
-        async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
-            await context.abort(refusal.code, refusal.message, refusal.trailers())
+        async def refuse(messages: AsyncIterator[bytes], context: Context) -> None:
+            await self._turn_away(refusal, messages, context)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
