@@ -1,6 +1,7 @@
 """The fields of a request by descriptor, so that a field added to the contract is checked from that day on.
 
-A path leads through repeated messages by their first entry. Builds and encodes; sends nothing.
+A path leads through repeated messages by the first entry, or by a later one. Builds and encodes; sends
+nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -36,11 +37,19 @@ class FieldPath:
         """As in an ErrorDetail, without indexes: `sampling_options.logit_bias.bias`."""
         return ".".join(step.name for step in self.steps)
 
-    def put(self, request: pb.GenerateRequest, value: Value) -> None:
-        """Set the field, making what leads to it; None makes only that."""
+    @property
+    def is_in_list(self) -> bool:
+        """Whether a repeated message leads to it."""
+        return any(step.is_repeated for step in self.steps[:-1])
+
+    def put(self, request: pb.GenerateRequest, value: Value, place: int = 0) -> None:
+        """Set the field, in this entry of lists on the way, and make what leads to it; None makes only that.
+
+        Entries that are made differ by their numbers, such as the token of a bias or the index of a choice.
+        """
         owner: Message = request.request
         for step in self.steps[:-1]:
-            owner = _inside(owner, step)
+            owner = _inside(owner, step, place)
         last = self.steps[-1]
         if value is None:
             return
@@ -104,9 +113,18 @@ def _walk(
             yield from _walk(field.message_type, path, types)
 
 
-def _inside(owner: Message, step: FieldDescriptor) -> Message:
+def _inside(owner: Message, step: FieldDescriptor, place: int) -> Message:
     value = getattr(owner, step.name)
     if not step.is_repeated:
         value.SetInParent()
-    inner: Message = value if not step.is_repeated else (value[0] if len(value) else value.add())
-    return inner
+        return cast(Message, value)
+    for number in range(len(value), place + 1):
+        _name(value.add(), number)
+    return cast(Message, value[place])
+
+
+def _name(entry: Message, number: int) -> None:
+    """Give an entry of a list a number of its own, where it has one."""
+    for field in entry.DESCRIPTOR.fields if number else ():
+        if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 and not field.is_repeated:
+            setattr(entry, field.name, number)

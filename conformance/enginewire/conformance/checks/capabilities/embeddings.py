@@ -48,21 +48,24 @@ async def one_vector_per_input_in_order(ctx: Context) -> None:
 
 @check("EMB-02", needs=("EMB-01",))
 async def dimensions_are_kept(ctx: Context) -> None:
-    """The model's own, then half of them where the model can shorten: the first of them, up to a factor."""
+    """The model's own, then half of them where the model can shorten: the first of them, up to a factor.
+
+    And as many as it has, and more than that: there are as many as were asked for, or none.
+    """
     vectors = await _vectors(ctx, _inputs(ctx))
     size = len(vectors[0])
     expect(size, "a vector is empty")
     _are_vectors(vectors, size)
-    asked = max(size // 2, 1)
-    exchange = await embed(ctx, _inputs(ctx), dimensions=asked)
-    if exchange.is_ok:
-        shorter = _vectors_of(exchange)
-        _are_vectors(shorter, asked)
-        for whole, short in zip(vectors, shorter, strict=True):
-            apart = math.dist(_unit(whole[:asked]), _unit(short))
+    for asked in (max(size // 2, 1), size, size + 1):
+        exchange = await embed(ctx, _inputs(ctx), dimensions=asked)
+        if not exchange.is_ok:
+            require_refusal(exchange, REFUSALS, "dimensions")
+            continue
+        others = _vectors_of(exchange)
+        _are_vectors(others, asked)
+        for whole, other in zip(vectors, others, strict=True):
+            apart = math.dist(_unit(whole[:asked]), _unit(other[:size]))
             expect(apart <= UNIT, "a vector that was made shorter is not the first numbers", seen=apart)
-    else:
-        require_refusal(exchange, REFUSALS, "dimensions")
 
 
 @check("EMB-03", needs=("EMB-01",))

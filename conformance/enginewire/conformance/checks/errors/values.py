@@ -61,9 +61,16 @@ OUTSIDE: Final[tuple[tuple[Rule, tuple[Value, ...]], ...]] = (
     ),
     (
         FIELD_RULES["sampling_options.logit_bias"],
-        ([pb.LogitBias(token_id=1, bias=100.5)], [pb.LogitBias(token_id=1)] * 2),
+        (
+            [pb.LogitBias(token_id=1, bias=100.5)],
+            [pb.LogitBias(token_id=0), pb.LogitBias(token_id=1, bias=-100.5)],
+            [pb.LogitBias(token_id=1)] * 2,
+        ),
     ),
-    (FIELD_RULES["sampling_options.bad_words_token_ids"], ([pb.TokenSequence()],)),
+    (
+        FIELD_RULES["sampling_options.bad_words_token_ids"],
+        ([pb.TokenSequence()], [pb.TokenSequence(token_ids=[1, 1]), pb.TokenSequence()]),
+    ),
 )
 """Options, and values outside the range in their comment."""
 
@@ -101,36 +108,37 @@ async def ids_are_in_the_vocabulary(ctx: Context) -> None:
     """In every list of ids the first one that does not exist, and the largest there is behind many others.
 
     As many as there may be, of a list that may not be very long. And in what a choice had that is not
-    generated again.
+    generated again, and in what the second one had.
     """
     for rule in ID_LISTS.values():
         for token, others in ((max(ctx.config.vocab_size, 1), 2), (UINT32_MAX, MANY)):
             await _refuses_value(ctx, rule, _with_token(ctx, rule, token, others))
     if ctx.capabilities.resume and ctx.choices(2) > 1:
-        done = pb.ResumedChoice(generated_token_ids=[max(ctx.config.vocab_size, 1)], finished=True)
-        value = pb.Resume(choices=[done], attempt=1)
-        await _refuses_value(ctx, FIELD_RULES["resume"], value, ctx.request(n=2))
+        wrong, first = [max(ctx.config.vocab_size, 1)], pb.ResumedChoice(generated_token_ids=ctx.prompt(1))
+        done = pb.ResumedChoice(generated_token_ids=wrong, finished=True)
+        for choices in ([done], [first, pb.ResumedChoice(index=1, generated_token_ids=wrong)]):
+            value = pb.Resume(choices=choices, attempt=1)
+            await _refuses_value(ctx, FIELD_RULES["resume"], value, ctx.request(n=2))
 
 
 @check("ERR-03", needs=SHAPE)
 async def numbers_are_finite(ctx: Context) -> None:
     """NaN and both infinities in every floating-point field that the descriptors know.
 
-    And in the second of two entries.
+    In a list of messages in the first entry, and in the second one where two are served.
     """
     slots = asyncio.Semaphore(4)
 
-    async def one(path: FieldPath) -> None:
+    async def one(path: FieldPath, place: int) -> None:
         async with slots:
-            ordinary = await _answer(ctx, path, ORDINARY)
-            for value in NOT_FINITE:
-                _refused_like(ordinary, await _answer(ctx, path, value), path, value)
+            ordinary = await _answer(ctx, path, ORDINARY, place)
+            # What is refused for the list itself says nothing about its second entry.
+            for value in NOT_FINITE if ordinary.is_ok or not place else ():
+                _refused_like(ordinary, await _answer(ctx, path, value, place), path, value)
 
-    await asyncio.gather(*map(one, fields_of(FLOATS)))
-    if ctx.capabilities.logit_bias:
-        for value in NOT_FINITE:
-            biases = [pb.LogitBias(token_id=token, bias=bias) for token, bias in enumerate((0.5, value))]
-            await ctx.rejects({"logit_bias": biases})
+    paths = fields_of(FLOATS)
+    later = [(path, 1) for path in paths if path.is_in_list]
+    await asyncio.gather(*(one(path, place) for path, place in [*((path, 0) for path in paths), *later]))
 
 
 @check("ERR-04", needs=SHAPE)
@@ -183,10 +191,11 @@ async def ids_are_names(ctx: Context) -> None:
 async def unknown_enum_numbers_do_no_harm(ctx: Context) -> None:
     """A number that no revision has, in every enum field: refused, or read as 0."""
     for path in fields_of(ENUMS):
-        as_zero = await _answer(ctx, path, None)
-        unknown = await _answer(ctx, path, UNKNOWN_ENUM)
-        if unknown.code is not as_zero.code:
-            _require_invalid(unknown, path, UNKNOWN_ENUM)
+        for place in range(1 + path.is_in_list):
+            as_zero = await _answer(ctx, path, None, place)
+            unknown = await _answer(ctx, path, UNKNOWN_ENUM, place)
+            if unknown.code is not as_zero.code:
+                _require_invalid(unknown, path, UNKNOWN_ENUM)
         await ctx.generate(ctx.request())
 
 
@@ -269,9 +278,10 @@ async def _refuses_value(
     expect(name in named, "the refusal names another field", expected=name, seen=seen)
 
 
-async def _answer(ctx: Context, path: FieldPath, value: Value) -> Exchange:
-    request = ctx.request()
-    path.put(request, value)
+async def _answer(ctx: Context, path: FieldPath, value: Value, place: int = 0) -> Exchange:
+    """To a request with this value, in the first entry of a list or, for as many choices, in a later one."""
+    request = ctx.request(n=ctx.choices(place + 1)) if place else ctx.request()
+    path.put(request, value, place)
     return await ctx.refused(request)
 
 

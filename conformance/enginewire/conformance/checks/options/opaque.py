@@ -6,6 +6,7 @@ The fields are found by their class, so that one added to the contract is checke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -15,7 +16,7 @@ from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.fields import FieldPath, fields_of
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES
 
 BLOCKS: Final = 3
@@ -49,7 +50,10 @@ LARGE: Final[Mapping[int, Value]] = {
 
 @check("LIM-13", needs=(*SHAPE, "SAM-01", "USE-01"), alone=True, in_company=False)
 async def opaque_fields_change_nothing(ctx: Context) -> None:
-    """All of them with small values and with large ones, alone and beside a request with the same ones."""
+    """All of them with small values and with large ones, alone and beside a request with the same ones.
+
+    Also where the engine has to find out itself how long the answer may get.
+    """
     length = min(BLOCKS * ctx.block_size, ctx.room(TOKENS))
     asked = ctx.request(token_ids=ctx.prompt(length), max_tokens=ctx.tokens(TOKENS, length))
     # The first one fills the cache for the others.
@@ -57,6 +61,10 @@ async def opaque_fields_change_nothing(ctx: Context) -> None:
     for values in (SMALL, LARGE):
         if await _answer(ctx, asked, OPAQUE, values) != plain:
             expect_equal(await _different(ctx, asked, values), "none", "opaque fields change an answer")
+    begun = await _beginning(ctx, ())
+    for values in (SMALL, LARGE):
+        message = "opaque fields change the beginning of an answer without max_tokens"
+        expect_equal(await _beginning(ctx, OPAQUE, values), begun, message)
     running = await ctx.start(filled(ctx.lasting_request(LASTING))).first_token()
     await _answer(ctx, asked, OPAQUE, SMALL)
     await running.ok()
@@ -102,6 +110,19 @@ async def _answer(
         return (stream.exchange.status,)
     cached = stream.usage.prompt_tokens_details.cached_tokens
     return stream.tokens, stream.choice.reason_name, cached
+
+
+async def _beginning(
+    ctx: Context, paths: Iterable[FieldPath], values: Mapping[int, Value] = SMALL
+) -> tuple[Value, ...]:
+    """How a request with these fields that leaves its length open begins, or how it ends that soon."""
+    stream = ctx.start(filled(ctx.request(max_tokens=None), paths, values))
+    count = ctx.tokens(TOKENS)
+    with suppress(Violation):
+        await stream.more(count)
+        stream.cancel()
+        return tuple(stream.tokens[:count])
+    return stream.exchange.status, *stream.tokens
 
 
 async def _different(ctx: Context, asked: pb.GenerateRequest, values: Mapping[int, Value]) -> str:

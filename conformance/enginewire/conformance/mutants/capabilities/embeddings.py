@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
+from enginewire.conformance.reference.capabilities.embeddings import SIZE, EmbeddingJob
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -35,6 +35,14 @@ class DimsWrong(Reference):
     async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         request.request.ClearField("dimensions")
         return await super().embed(request, call)
+
+
+@mutant("dims_are_cut_to_those_there_are", kills="EMB-02")
+class DimsAreCutToThoseThereAre(Reference):
+    def check_embed(self, request: pb.EmbedRequest) -> None:
+        if request.request.dimensions > SIZE:
+            request.request.dimensions = SIZE
+        super().check_embed(request)
 
 
 @mutant("dims_are_the_last", kills="EMB-02")

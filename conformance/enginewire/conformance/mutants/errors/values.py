@@ -281,3 +281,28 @@ class TailsOfListsAreNotRead(Reference):
         for path, token in ids_of(request):
             if token >= self.config.vocab_size and path not in unread:
                 raise invalid(path, "is not in the vocabulary", token, "a token id")
+
+
+@mutant("numbers_of_later_entries_are_not_read", kills="ERR-03")
+class NumbersOfLaterEntriesAreNotRead(Reference):
+    def check_floats(self, request: pb.PreprocessedRequest) -> None:
+        for path, number in floats_of(request):
+            if not math.isfinite(number) and "[1]" not in path:
+                raise invalid(path, "is not finite", number, "finite numbers")
+
+
+@mutant("later_choices_may_have_had_any_token", kills="ERR-02")
+class LaterChoicesMayHaveHadAnyToken(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        for choice in request.resume.choices[1:]:
+            ids = [token % self.config.vocab_size for token in choice.generated_token_ids]
+            choice.generated_token_ids[:] = ids
+        super().check_ids(request)
+
+
+@mutant("later_biases_are_clamped", kills="ERR-05")
+class LaterBiasesAreClamped(Reference):
+    def check_lists(self, request: pb.PreprocessedRequest) -> None:
+        for entry in request.sampling_options.logit_bias[1:]:
+            entry.bias = min(max(entry.bias, -100), 100)
+        super().check_lists(request)

@@ -60,3 +60,14 @@ class ListsOfWorkersAreBounded(Reference):
         super().check_sizes(request)
         if (count := len(request.routing.allowed_worker_ids)) > 64:
             raise invalid("routing.allowed_worker_ids", "has too many entries", count, "at most 64")
+
+
+@mutant("what_is_expected_is_the_most", kills="LIM-13", also="INF-04/seen")
+class WhatIsExpectedIsTheMost(Reference):
+    """Where nobody says how many tokens there may be."""
+
+    def admit(self, job: Job) -> None:
+        conditions, routing = job.request.stop_conditions, job.request.routing
+        if routing.HasField("expected_output_tokens") and not conditions.HasField("max_tokens"):
+            conditions.max_tokens = max(routing.expected_output_tokens, 1)
+        super().admit(job)
