@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -12,12 +13,15 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
+from enginewire.conformance.session.company import Company, draw
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.features import FEATURES, SERVED_ALONE
 from enginewire.conformance.session.invalid_requests import failed_later
+from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.session.saturation import saturated
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch, within
-from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.stream import Stream, num_choices, reason_name
 from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
@@ -30,6 +34,10 @@ ABORTED_SECONDS: Final = 1.0
 GATHERED: Final = 2**20
 """Tokens that an engine may gather: more than any answer has."""
 OTHERS: Final = 3
+PARTS: Final = 4
+"""Of an answer, so that it is a long one."""
+WAITING: Final = frozenset({"best_of", "beam_search"})
+"""What an answer is chosen with when all of them are complete."""
 
 TIMED: Final = ("STR-09", "SEQ-02", "MUX-01")
 ACCEPTED: Final = (*SHAPE, "STR-12", "MUX-01", "MUX-03")
@@ -166,20 +174,73 @@ async def tokens_are_streamed(ctx: Context) -> None:
 
     Again, where it was not: this machine may have stalled. Nothing that gathers first ever passes.
     """
+    await _require_streamed(ctx, lambda: ctx.lasting_request(ANSWER_SECONDS))
+
+
+@check("STR-11", variant="options", needs=(*SHAPE, "STR-11", "INF-09"), alone=True, in_company=False)
+async def options_are_streamed(ctx: Context) -> None:
+    """The same of each choice, beside each option and beside many, by a call and over a stream."""
+    ways = (False, True) if ctx.capabilities.multiplexed else (False,)
+    for beside, make in _with_options(ctx):
+        for is_multiplexed in ways:
+            await _require_streamed(ctx, make, f" beside {beside}", is_multiplexed=is_multiplexed)
+
+
+def _with_options(ctx: Context) -> Iterator[tuple[str, Callable[[], pb.GenerateRequest]]]:
+    """Requests by what they ask for. What picks the best of whole answers has to wait for them."""
+
+    def lasting(**changes: Value) -> pb.GenerateRequest:
+        return ctx.lasting_request(ANSWER_SECONDS, **changes)
+
+    for name, changes in FEATURES.items():
+        if name in SERVED_ALONE - WAITING and getattr(ctx.capabilities, name):
+            some = changes if name != "multiple_choices" else {"n": ctx.choices(2), "temperature": 1.0}
+            yield name, partial(lasting, **some)
+    if pb.GUIDED_MODE_REGEX in ctx.capabilities.guided_modes:
+        count = lasting().request.stop_conditions.max_tokens
+        yield "a guide", partial(lasting, guided_decoding=pb.GuidedDecoding(regex=f"[0-9]{{{count}}}"))
+    # Everybody is in one of the two.
+    for company in (draw(ctx.session.options.seed, number, ctx.config) for number in (0, 1)):
+        yield str(company), partial(_joined, company, lasting)
+
+
+def _joined(company: Company, make: Callable[[], pb.GenerateRequest]) -> pb.GenerateRequest:
+    """What may be gathered is a small part of the answer, or nothing is."""
+    request = company.joined(make())
+    interval, longest = (
+        request.request.output_options.stream_interval,
+        request.request.stop_conditions.max_tokens,
+    )
+    return change(request, stream_interval=None) if PARTS * interval > longest else request
+
+
+async def _require_streamed(
+    ctx: Context,
+    make: Callable[[], pb.GenerateRequest],
+    beside: str = "",
+    *,
+    is_multiplexed: bool = False,
+) -> None:
     for _ in range(ATTEMPTS):
-        if await _is_streamed(ctx):
+        if await _is_streamed(ctx, make(), beside, is_multiplexed):
             return
-    raise Violation("the first token comes when the answer is complete", expected="Load.running 1", seen=0)
+    message = f"the first token comes when the answer is complete{beside}"
+    raise Violation(message, expected="Load.running 1", seen=0)
 
 
-async def _is_streamed(ctx: Context) -> bool:
+async def _is_streamed(ctx: Context, request: pb.GenerateRequest, beside: str, is_multiplexed: bool) -> bool:
+    """When each choice that has a slot has its first token, somebody still runs."""
     async with Stopwatch() as watch:
-        stream = await ctx.start(ctx.lasting_request(ANSWER_SECONDS)).first_token()
+        stream = await ctx.start(request, is_multiplexed=is_multiplexed).first_token()
+        count = min(num_choices(stream.request.request), ctx.config.max_num_seqs or 1)
+        while len(stream.choices) < count and await anext(stream.call, None) is not None:
+            pass
         if (await ctx.client.load()).running:
             stream.cancel()
             return True
         await stream.ok()
-    expect(len(stream.responses) > 1, f"{len(stream.tokens)} tokens came in one message", expected="several")
+    gathered = f"{len(stream.tokens)} tokens came in one message{beside}"
+    expect(len(stream.outputs) > count, gathered, expected="several")
     return watch.seconds < VISIBLE_SECONDS
 
 

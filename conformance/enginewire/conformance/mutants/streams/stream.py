@@ -179,6 +179,42 @@ class BurstAtTheEnd(Reference):
                 held.clear()
 
 
+async def held_back(outputs: Outputs, job: Job, *, first: int = 0) -> Outputs:
+    """What choices from the first one on are told, at the end of the last one; only of the long answers."""
+    held = []
+    async for output in outputs:
+        if not is_long(job) or output.index < first:
+            yield output
+            continue
+        held.append(output)
+        if not job.open_choices:
+            for early in held:
+                yield early
+            held.clear()
+
+
+@mutant("rows_wait_for_the_end", kills="STR-11/options")
+class RowsWaitForTheEnd(Reference):
+    """Of answers with log-probabilities, which are put together at their end."""
+
+    settings = SLOW
+
+    async def outputs(self, job: Job) -> Outputs:
+        outputs = super().outputs(job)
+        is_told = job.request.output_options.HasField("logprobs")
+        async for output in held_back(outputs, job) if is_told else outputs:
+            yield output
+
+
+@mutant("later_choices_wait_for_the_end", kills="STR-11/options")
+class LaterChoicesWaitForTheEnd(Reference):
+    settings = SLOW
+
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in held_back(super().outputs(job), job, first=1):
+            yield output
+
+
 @mutant("streams_gather_as_their_first", kills="STR-11/multiplexed")
 class StreamsGatherAsTheirFirst(Reference):
     """What the first request of a stream allows to be gathered is gathered for all of them."""
