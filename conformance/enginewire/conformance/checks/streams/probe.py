@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.invalid_requests import fails_later
+from enginewire.conformance.session.requests import change
+from enginewire.conformance.session.saturation import saturated
 from enginewire.conformance.session.sizes import ranks_of
-from enginewire.conformance.wire.stream import Stream
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 PROMPTS: Final = 4
 BLOCKS: Final = 4
+NORMAL: Final = frozenset({"EOS", "STOP", "LENGTH"})
+"""Ends of what was computed."""
 
 
 @check("PRB-01", needs=("STR-01", "STR-02", "STR-05"))
@@ -55,6 +63,75 @@ async def a_failed_probe_says_so(ctx: Context) -> None:
     failed = not stream.exchange.is_ok or reasons == [pb.FINISH_REASON_ERROR]
     message = "a probe that cannot be computed ends like one that can"
     expect(failed, message, expected="a status or FINISH_REASON_ERROR", seen=stream.choice.reason_name)
+
+
+@check(
+    "PRB-03",
+    variant="running",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*WHOLE, "PRB-01", "PRB-02", "PRB-03", "ABO-01", "ERR-21/later", "MUX-07", "MUX-12"),
+)
+async def a_probe_that_is_cut_says_so(ctx: Context) -> None:
+    """After its first token: by an abort, and by lists that leave nothing; on a stream by its timeout."""
+    aborted = await ctx.start(ctx.long_request(is_probe=True)).first_token()
+    await ctx.client.abort([aborted.request.request_id])
+    _is_no_normal_end(aborted.request, (await aborted.end()).terminals, "that was aborted")
+    with suppress(NotApplicable):
+        failed = await ctx.start(change(fails_later(ctx), is_probe=True)).end()
+        _is_no_normal_end(failed.request, failed.terminals, "with no token left")
+    if ctx.capabilities.multiplexed:
+        await _cut_on_a_stream(ctx)
+
+
+@check(
+    "PRB-03",
+    variant="queued",
+    gate="multiplexed",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*WHOLE, "INF-08", "ABO-05", "PRB-01", "PRB-03", "PRB-03/running"),
+)
+async def a_probe_that_is_cut_in_the_queue_says_so(ctx: Context) -> None:
+    """The same of probes that wait for a slot."""
+    async with saturated(ctx) as running:
+        if (await ctx.client.load()).running < len(running):
+            raise NotApplicable("the slots are free again before a probe can wait")
+        if not await _cut_on_a_stream(ctx):
+            raise NotApplicable("no probe that has to wait is accepted here, or none of them ends in time")
+
+
+async def _cut_on_a_stream(ctx: Context) -> int:
+    """By its timeout, AbortHandles and Abort: how many ended. Which end is due, and when, others say."""
+    several = {"n": ctx.choices(2)} if ctx.choices(2) > 1 else {}
+    probes = [ctx.long_request(is_probe=True, **some) for some in ({}, several, {}, {})]
+    late, handle, named = (1, 2), 3, 4
+    async with open_stream(ctx) as stream:
+        submits = [
+            stream.submitted(number, probe, SHORT if number in late else None)
+            for number, probe in enumerate(probes, 1)
+        ]
+        stream.send(*submits)
+        with suppress(Violation):
+            await stream.until(lambda: all(stream.handle(number).is_answered for number in stream.uses))
+            stream.send(abort=(handle,))
+            await ctx.client.abort([submits[named - 1].generate.request_id])
+            await stream.until_ended(*stream.uses, within=SHORT + ctx.bounds.reaction)
+    for number, submit in enumerate(submits, 1):
+        why = "whose timeout passed" if number in late else "that was aborted"
+        _is_no_normal_end(submit.generate, stream.handle(number).terminals, why)
+    handles = [stream.handle(number) for number in stream.uses]
+    return sum(bool(each.accepted) and each.has_ended for each in handles)
+
+
+def _is_no_normal_end(request: pb.GenerateRequest, terminals: Sequence[pb.LLMEngineOutput], why: str) -> None:
+    """Of each choice that has not all of its tokens."""
+    longest = request.request.stop_conditions.max_tokens
+    for output in terminals:
+        is_whole = output.first_output_position + len(output.token_ids) >= longest
+        reason = reason_name(output.finish_reason)
+        message = f"a probe {why} ends like one that can be computed"
+        expect(is_whole or reason not in NORMAL, message, expected="a status or another reason", seen=reason)
 
 
 @check("PRB-04", alone=True, needs=("PRB-01", "PRB-02"), counts_prompt=True)

@@ -68,6 +68,41 @@ class ProbeSwallowError(Reference):
             yield pb.GenerateResponse(output=output, request_id=request.request_id)
 
 
+class CutProbesEndNormally(Reference):
+    """Base: whatever ends a probe, running or waiting, its choices have reached their limit."""
+
+    def is_taken_for_whole(self, job: Job) -> bool:
+        """Only there: others look at the ends of probes as well."""
+        return job.request.is_probe and "PRB-03" in job.request_id
+
+    def end_normally(self, job: Job) -> None:
+        """LENGTH for each choice, and OK."""
+        for choice in job.open_choices:
+            position = len(choice.tokens)
+            output = pb.LLMEngineOutput(index=choice.index, first_output_position=position)
+            self.end(choice, output, pb.FINISH_REASON_LENGTH)
+            self.send(job, output)
+        self.finish(job)
+
+
+@mutant("aborted_probes_end_normally", kills="PRB-03/running", also="INF-04/seen")
+class AbortedProbesEndNormally(CutProbesEndNormally):
+    def abort(self, job: Job) -> None:
+        if self.is_taken_for_whole(job) and job.is_running:
+            self.end_normally(job)
+        else:
+            super().abort(job)
+
+
+@mutant("late_probes_end_normally", kills="PRB-03/queued", also=("INF-04/seen", "PRB-02/seen"))
+class LateProbesEndNormally(CutProbesEndNormally):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        if self.is_taken_for_whole(job) and not job.is_running:
+            self.end_normally(job)
+        else:
+            super().fail(job, failure)
+
+
 @mutant("probe_pollutes_cache", kills="PRB-04")
 class ProbePollutesCache(Reference):
     def is_cacheable(self, job: Job) -> bool:
