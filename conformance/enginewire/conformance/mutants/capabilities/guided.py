@@ -177,3 +177,13 @@ class GuidesThatEndTooSoonFail(Reference):
         if is_over and len(choice.tokens) < choice.job.request.stop_conditions.min_tokens:
             raise Refusal(pb.ERROR_REASON_INTERNAL, "the grammar ended before min_tokens (fault 7b1e)")
         return super().ending(choice, token)
+
+
+@mutant("grammars_begin_anew", kills="RES-01/guided")
+class GrammarsBeginAnew(Reference):
+    """What was handed in is prompt to them."""
+
+    def allowed(self, choice: Choice, guide: grammar.Guide) -> set[int]:
+        text, ends = self.text_of(choice.tokens[choice.handed_in :]), self.ends(choice)
+        allowed = {ord(character) for character in guide.following(text)} - ends
+        return allowed | ends if guide.is_complete(text) else allowed
