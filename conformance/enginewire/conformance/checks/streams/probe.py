@@ -70,7 +70,7 @@ async def a_failed_probe_says_so(ctx: Context) -> None:
     variant="running",
     phase=Phase.LOAD,
     alone=True,
-    needs=(*WHOLE, "PRB-01", "PRB-02", "PRB-03", "ABO-01", "ERR-21/later", "MUX-07", "MUX-12"),
+    needs=(*WHOLE, "PRB-01", "PRB-02", "PRB-03", "ABO-01", "ERR-21/later"),
 )
 async def a_probe_that_is_cut_says_so(ctx: Context) -> None:
     """After its first token: by an abort, and by lists that leave nothing; on a stream by its timeout."""
@@ -90,7 +90,7 @@ async def a_probe_that_is_cut_says_so(ctx: Context) -> None:
     gate="multiplexed",
     phase=Phase.LOAD,
     alone=True,
-    needs=(*WHOLE, "INF-08", "ABO-05", "PRB-01", "PRB-03", "PRB-03/running"),
+    needs=(*WHOLE, "INF-08", "PRB-01", "PRB-03", "PRB-03/running"),
 )
 async def a_probe_that_is_cut_in_the_queue_says_so(ctx: Context) -> None:
     """The same of probes that wait for a slot."""
