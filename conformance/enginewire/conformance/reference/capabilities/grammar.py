@@ -14,8 +14,8 @@ CLASS: Final = re.compile(
     r"(?:\[(?P<set>[^\]\\]+)\]|\\(?P<digit>d)|(?P<one>[^\\(){}\[\]*+?|.^$]))(?:\{(?P<count>\d+)\})?"
 )
 
-KEPT: Final = frozenset({"type", "enum", "properties", "required", "additionalProperties"})
-"""The keywords of schemas."""
+KEPT: Final = frozenset({"type", "enum", "properties", "required", "additionalProperties", "description"})
+"""The keywords of schemas; the last one asks nothing of an instance."""
 
 
 class Guide(Protocol):
