@@ -51,12 +51,13 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
         work = asyncio.gather(*(ctx.generate(request) for request in asked))
         while not work.done():
             seen.append(await scrape(ctx))
+            await pause()
         await work
         await ctx.idle()
         seen.append(await _until(ctx, lambda now: not (now.sum_of(RUNNING) or now.sum_of(WAITING))))
         base = base or seen[-1].gauges()
-    for before, after in pairwise(seen):
-        shrunk = [name for name, value in before.growing().items() if after.growing().get(name, 0) < value]
+    for before, after in pairwise(each.growing() for each in seen):
+        shrunk = [name for name, value in before.items() if after.get(name, 0) < value]
         expect(not shrunk, "a counter decreased", seen=shrunk[:3])
     busy = {name: value for name, value in seen[-1].gauges().items() if base and base.get(name) != value}
     expect(not busy, "gauges do not return to their base when the engine is idle", seen=list(busy)[:3])

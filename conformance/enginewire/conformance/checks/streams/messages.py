@@ -155,7 +155,10 @@ async def _abort_many(ctx: Context, client: Client, count: int) -> Exchange:
     most = ctx.limits.max_request_bytes if ctx.limits.HasField("max_request_bytes") else CLIENT_LIMIT
     if request.ByteSize() > most:
         raise NotApplicable(f"{count} ids do not fit a message of {most} bytes")
-    return await client.ask("EngineService.Abort", request, timeout=2 * ctx.bounds.answer)
+    exchange = await client.ask("EngineService.Abort", request, timeout=ctx.bounds.check / 2)
+    if exchange.timed_out:
+        raise NotApplicable(f"an abort of {count} ids takes longer than the kit waits")
+    return exchange
 
 
 def _to_embed(ctx: Context, count: int) -> pb.EmbedRequest:
