@@ -101,12 +101,12 @@ def _check_texts(path: str, texts: Iterable[str]) -> None:
 
 
 def _check_guide_text(path: str, text: str, *, is_json: bool) -> None:
-    got = f"{len(text.encode())} bytes"
-    if not 0 < len(text.encode()) <= MAX_BYTES:
-        raise invalid(path, "empty or too long", got, f"1..{MAX_BYTES}")
+    size = len(text.encode())
+    if not 0 < size <= MAX_BYTES:
+        raise invalid(path, "empty or too long", f"{size} bytes", f"1..{MAX_BYTES}")
     fault = json_fault(text, must_be_object=False) if is_json else None
     if fault:
-        raise invalid(path, fault, got, "JSON text")
+        raise invalid(path, fault, f"{size} bytes", "JSON text")
 
 
 def check_prompt_embeds(tensor: pb.Tensor, bounds: Bounds) -> None:

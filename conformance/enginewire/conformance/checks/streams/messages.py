@@ -103,9 +103,7 @@ async def responses_are_small(ctx: Context) -> None:
     any_size = ctx.connect(None, ("grpc.max_receive_message_length", -1))
     streams = [ctx.start(request, client=any_size) for request in _largest(ctx)]
     for stream in await asyncio.gather(*map(Stream.end, streams)):
-        largest = max((arrived.size for arrived in stream.exchange.arrived), default=0)
-        limit = f"under {CLIENT_LIMIT} bytes"
-        expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
+        largest = _is_small(stream.exchange)
         refused = stream.exchange.code is grpc.StatusCode.INVALID_ARGUMENT and not largest
         expect(stream.exchange.is_ok or refused, "a large answer fails", seen=stream.exchange.status)
 
@@ -127,11 +125,17 @@ async def answers_to_lists_are_small(ctx: Context) -> None:
         _is_small_or_refused(exchange, "token_ids")
 
 
-def _is_small_or_refused(exchange: Exchange, field: str) -> None:
-    """Beyond what the server takes of bytes the library refuses."""
+def _is_small(exchange: Exchange) -> int:
+    """Each message that came; returns the bytes of the largest."""
     largest = max((arrived.size for arrived in exchange.arrived), default=0)
     limit = f"under {CLIENT_LIMIT} bytes"
     expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
+    return largest
+
+
+def _is_small_or_refused(exchange: Exchange, field: str) -> None:
+    """Beyond what the server takes of bytes the library refuses."""
+    _is_small(exchange)
     if not (exchange.is_ok or exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED):
         require_refusal(exchange, INVALID, field)
 
