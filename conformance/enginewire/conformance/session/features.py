@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.fields import FLOATS
 from enginewire.conformance.session.requests import PARTS, Value
 from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
+from enginewire.v1.json_text import MAX_BYTES
 
 FEATURES: Final[dict[str, dict[str, Value]]] = {
     "seed": {"seed": 7},
@@ -190,8 +191,6 @@ def _ends(rule: Rule) -> Iterator[float]:
 BRACKETS: Final = 128
 """More than there may be levels."""
 CHOICE_BYTES: Final = 64
-MAX_BYTES: Final = 65536
-"""Of a guide, whichever kind it is."""
 
 GUIDE: Final = "sampling_options.guided_decoding"
 GUIDES: Final = {

@@ -12,10 +12,9 @@ from enginewire.conformance.reference.capabilities.tokenizer import Tokenizer
 from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
 from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.refusal import Refusal, invalid
+from enginewire.v1.json_text import MAX_BYTES
 
 FIELD: Final = "sampling_options.guided_decoding"
-
-MAX_BYTES: Final = 65536
 
 MODES: Final = {
     "json_schema": pb.GUIDED_MODE_JSON_SCHEMA,
