@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import open_stream
-from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.checks.streams.shapes import (
+    CHOICES,
+    MULTIPLEXED,
+    PLAIN,
+    Answer,
+    Shape,
+    ask,
+    check_in,
+)
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -23,6 +33,8 @@ MOST_EVENTS: Final = 1024
 LONGEST: Final = 128
 """Tokens of a choice."""
 TIMES: Final = 3
+EACH: Final = 4
+"""Tokens of each choice whose events are counted."""
 MOST: Final = 32
 """Annotations in one request, beside those that nobody knows."""
 
@@ -80,6 +92,21 @@ async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
             await stream.until_ended(*asked)
             for number, each in asked.items():
                 _expect_asked(each, stream.handle(number).events)
+
+
+@check_in("EVT-02", CHOICES, needs=("EVT-01/choices",), not_beside=("n",))
+async def events_are_not_told_of_each_choice(ctx: Context, shape: Shape) -> None:
+    """They are no more than those of one choice with as many tokens: some may be told with each token."""
+    keys, each = known_keys(ctx), ctx.tokens(EACH)
+    if not keys:
+        raise NotApplicable("no annotation is answered here")
+    alone = ctx.request(annotations=keys, max_tokens=ctx.tokens(shape.choices * EACH))
+    one = _counts(await ask(ctx, PLAIN, alone))
+    for way in (shape, replace(shape, is_multiplexed=True)) if ctx.capabilities.multiplexed else (shape,):
+        several = _counts(await ask(ctx, way, ctx.request(annotations=keys, max_tokens=each)))
+        repeated = [key for key in one if several[key] == shape.choices * one[key]]
+        message = f"each of {shape.choices} choices has an event of its own"
+        expect(not repeated, message, expected=dict(one), seen=dict(several))
 
 
 @check_in("EVT-03", PLAIN, CHOICES, needs=("EVT-01",))
@@ -156,6 +183,11 @@ def known_keys(ctx: Context, value: str = "") -> list[str]:
 def _unknown(ctx: Context) -> list[str]:
     """Among them names that only begin like one that is known."""
     return [*UNKNOWN, *known_keys(ctx, "s"), *known_keys(ctx, f".of:{VALUE}")]
+
+
+def _counts(answer: Answer) -> Counter[str]:
+    """How many events there are of each name."""
+    return Counter(event.event for event in answer.events)
 
 
 def _first(stream: Stream) -> set[str]:

@@ -35,6 +35,25 @@ class EventsUnasked(Reference):
         return super().answers(annotations) or [pb.EngineEvent(event=self.config.capabilities.annotations[0])]
 
 
+@mutant("events_of_each_choice", kills="EVT-02/choices")
+class EventsOfEachChoice(Reference):
+    def due_events(self, job: Job) -> Events:
+        return super().due_events(job) * len(job.choices)
+
+
+@mutant("mux_events_of_each_choice", kills="EVT-02/choices")
+class MuxEventsOfEachChoice(Reference):
+    """With a name of each in the comment."""
+
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        job.events = [
+            pb.EngineEvent(event=event.event, comment=[*event.comment, str(choice.index)])
+            for choice in job.choices
+            for event in job.events
+        ]
+        await super().pump(stream, handle, job)
+
+
 @mutant("mux_events_unasked", kills="EVT-02/multiplexed")
 class MuxEventsUnasked(Reference):
     async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:

@@ -215,6 +215,40 @@ class LaterChoicesWaitForTheEnd(Reference):
             yield output
 
 
+@mutant("later_choices_wait_when_the_first_has_ended", kills="STR-11/options")
+class LaterChoicesWaitWhenTheFirstHasEnded(Reference):
+    """Or was handed in as finished: its tokens wake the reader."""
+
+    settings = SLOW
+
+    async def outputs(self, job: Job) -> Outputs:
+        held = []
+        async for output in super().outputs(job):
+            held.append(output)
+            if not (output.index and job.choices[0].is_finished and job.open_choices and is_long(job)):
+                for early in held:
+                    yield early
+                held.clear()
+
+
+@mutant("earlier_choices_wait_when_the_last_has_ended", kills="STR-11/options")
+class EarlierChoicesWaitWhenTheLastHasEnded(Reference):
+    """By itself, with nothing handed in as finished."""
+
+    settings = SLOW
+
+    async def outputs(self, job: Job) -> Outputs:
+        held = []
+        async for output in super().outputs(job):
+            held.append(output)
+            last = job.choices[-1]
+            has_ended = last.is_finished and not any(each.finished for each in job.request.resume.choices)
+            if not (output.index < last.index and has_ended and job.open_choices and is_long(job)):
+                for early in held:
+                    yield early
+                held.clear()
+
+
 @mutant("streams_gather_as_their_first", kills="STR-11/multiplexed")
 class StreamsGatherAsTheirFirst(Reference):
     """What the first request of a stream allows to be gathered is gathered for all of them."""
