@@ -117,7 +117,7 @@ async def test_the_references_are_an_engine_half_a_pair_one_with_keys_and_a_back
         (Decode, frozenset(Phase)),
         (Keyed, frozenset({Phase.SAFE}), "SEC-*"),
         (OnTls, frozenset({Phase.SAFE}), "TLS-*"),
-        (Traced, frozenset({Phase.SAFE}), "MDT-02", "MDT-02/*", "TRC-*"),
+        (Traced, frozenset({Phase.SAFE, Phase.LOAD}), "MDT-02", "MDT-02/*", "TRC-*"),
         (ReferenceBackend,),
     ]
 

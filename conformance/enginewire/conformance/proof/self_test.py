@@ -151,7 +151,7 @@ async def _judge_references() -> list[Report]:
         judge(Decode, frozenset(Phase)),
         judge(Keyed, frozenset({Phase.SAFE}), run=("SEC-*",)),
         judge(OnTls, frozenset({Phase.SAFE}), run=("TLS-*",)),
-        judge(Traced, frozenset({Phase.SAFE}), run=("MDT-02", "MDT-02/*", "TRC-*")),
+        judge(Traced, frozenset({Phase.SAFE, Phase.LOAD}), run=("MDT-02", "MDT-02/*", "TRC-*")),
         judge_backend(ReferenceBackend),
     )
     return await asyncio.gather(*map(reached, judgings))

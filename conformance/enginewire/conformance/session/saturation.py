@@ -17,6 +17,7 @@ from enginewire.conformance.session.context import LEFT, Context
 from enginewire.conformance.session.requests import change
 from enginewire.conformance.session.sizes import ranks_of, slots_of
 from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
@@ -81,12 +82,17 @@ async def queued(
     *,
     client: Client | None = None,
     timeout: float = 0,
+    metadata: Metadata = (),
     is_multiplexed: bool = False,
 ) -> Stream:
     """A request that waits, seen in the load, while the slots are taken: a long one if none is given."""
     before = (await ctx.client.load()).waiting
     stream = ctx.start(
-        request or ctx.long_request(), client=client, timeout=timeout, is_multiplexed=is_multiplexed
+        request or ctx.long_request(),
+        client=client,
+        timeout=timeout,
+        metadata=metadata,
+        is_multiplexed=is_multiplexed,
     )
     try:
         await _seen_to_wait(ctx, running, stream, before, timeout)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.capabilities.endings import Way, endings
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, check_in
-from enginewire.conformance.running.registry import check
+from enginewire.conformance.running.registry import Phase, check
 from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.views import detokenizer
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.foreign.collector import Collector, Span
 from enginewire.conformance.wire.over_a_stream import CallOverStream
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 EXPORT_SECONDS: Final = 8.0
@@ -28,8 +34,9 @@ TOKENS: Final = 12
 """Of a prompt that has to be in no span; half of them side by side are no chance."""
 
 NOT_IN_ANY_VOCABULARY: Final = 2**31
-REQUESTS: Final = 4
-"""What happens beside each of them is no chance."""
+ROUNDS: Final = 4
+"""What happens beside a request in each of them is no chance."""
+NOTHING: Final = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +97,31 @@ async def malformed_traces_are_not_continued(ctx: Context) -> None:
         raise Violation(f"a span has the trace of the malformed traceparent {wrong}", seen=span.name)
 
 
-@check("TRC-02", in_company=False)
+@check("TRC-02", in_company=False, alone=True)
 async def what_is_not_sampled_has_no_spans(ctx: Context) -> None:
-    """One that is not sampled, then one that is."""
-    caller = Caller.new()
-    await _generate(ctx, caller.metadata(is_sampled=False))
-    spans = await _spans_beside_another(ctx, caller)
-    expect(not spans, "a request that is not sampled has spans", expected="none", seen=spans)
+    """Ones of every shape and end that are not sampled, each between two that are."""
+    asked, strays = await _ask_in_every_way(ctx, is_sampled=False)
+    for one in asked:
+        spans = _collector(ctx).of([one.caller.trace_id])
+        message = f"a request that is not sampled has spans ({one.way})"
+        expect(not spans, message, expected="none", seen=spans)
+    message = "each request that is not sampled has spans in a trace of its own"
+    expect(not strays, message, expected="none", seen=strays)
 
 
 @check("TRC-03", in_company=False)
 async def the_state_is_kept(ctx: Context) -> None:
-    """The caller's state in each span of its trace."""
-    caller = Caller.new()
-    await _generate(ctx, caller.metadata())
-    for span in await _all_of(ctx, caller):
-        expect_equal(span.state, STATE, f"the span {span.name} has another tracestate than its caller")
+    """The caller's state in each span of its trace, whatever the shape and the end of its request."""
+    callers = dict[str, Caller]()
+    async with endings(ctx) as asker:
+        for way, ask in asker.ways().items():
+            callers[way] = caller = Caller.new()
+            await ask(caller.metadata())
+    await _all_of(ctx, callers["served"])
+    for way, caller in callers.items():
+        for span in _collector(ctx).of([caller.trace_id]):
+            message = f"the span {span.name} has another tracestate than its caller ({way})"
+            expect_equal(span.state, STATE, message)
 
 
 @check("TRC-04", in_company=False)
@@ -137,37 +153,122 @@ async def spans_hold_no_secrets(ctx: Context) -> None:
 
 @check("TRC-05", in_company=False, alone=True)
 async def spans_make_one_tree(ctx: Context) -> None:
-    """Ids, times and parents of everything that is told of a request, wherever it is told."""
-    callers = [Caller.new() for _ in range(REQUESTS)]
-    for caller in callers:
-        await _generate(ctx, caller.metadata())
-    everything = await _all_of(ctx, *callers)
-    by_caller = [[span for span in everything if span.trace_id == caller.trace_id] for caller in callers]
-    for caller, spans in zip(callers, by_caller, strict=True):
-        _is_tree(caller, spans)
-    elsewhere = [_begun_beside(ctx, callers, spans) for spans in by_caller]
-    message = "each request has spans in a trace that is not its caller's"
-    expect(not (strays := set.intersection(*elsewhere)), message, expected="none", seen=sorted(strays))
+    """Ids, times and parents of everything that is told of a request, wherever it is told.
 
-
-def _is_tree(caller: Caller, spans: list[Span]) -> None:
-    ids = [span.span_id for span in spans]
-    expect_equal(len(set(ids)), len(ids), "two spans have one id")
-    for span in spans:
-        expect(0 < span.begin <= span.end, f"the span {span.name} ends before it begins", seen=span)
-        is_known = span.parent_id in (caller.span_id, *ids)
-        expect(is_known, f"nobody knows the parent of the span {span.name}", seen=span.parent_id)
-
-
-def _begun_beside(ctx: Context, callers: list[Caller], spans: list[Span]) -> set[str]:
-    """The names of spans of nobody's trace that began while a request of these spans ran.
-
-    Once it may be chance, or something that is no request.
+    Of every shape and end: one that is refused may have no spans.
     """
-    known = {caller.trace_id for caller in callers}
-    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-    others = (span for span in _collector(ctx).spans if span.trace_id not in known)
-    return {span.name for span in others if begin <= span.begin <= end}
+    asked, strays = await _ask_in_every_way(ctx)
+    for one in asked:
+        _is_tree(one.caller, _collector(ctx).of([one.caller.trace_id]), one.way)
+    message = "each request has spans in a trace that is not its caller's"
+    expect(not strays, message, expected="none", seen=strays)
+
+
+@check(
+    "TRC-05",
+    variant="queued",
+    phase=Phase.LOAD,
+    needs=("TRC-05", "INF-08", "ABO-05"),
+    in_company=False,
+    alone=True,
+)
+async def spans_of_the_queue_make_one_tree(ctx: Context) -> None:
+    """Of requests that never began: aborted while all slots are taken, of a call and of a stream, or late."""
+    called, submitted, late = callers = [Caller.new() for _ in range(3)]
+    async with saturated(ctx) as running, endings(ctx) as asker:
+        await _aborted_in_the_queue(ctx, running, called)
+        if ctx.capabilities.multiplexed:
+            await _aborted_in_the_queue(ctx, running, submitted, is_multiplexed=True)
+            await asker.late(late.metadata())
+    await _spans_beside_another(ctx)
+    for caller in callers:
+        _is_tree(caller, _collector(ctx).of([caller.trace_id]), "in the queue")
+
+
+async def _aborted_in_the_queue(
+    ctx: Context, running: list[Stream], caller: Caller, *, is_multiplexed: bool = False
+) -> None:
+    stream = await queued(ctx, running, metadata=caller.metadata(), is_multiplexed=is_multiplexed)
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+
+
+def _is_tree(caller: Caller, spans: list[Span], way: str) -> None:
+    ids = [span.span_id for span in spans]
+    expect_equal(len(set(ids)), len(ids), f"two spans have one id ({way})")
+    for span in spans:
+        message = f"the span {span.name} ends before it begins ({way})"
+        expect(0 < span.begin <= span.end, message, seen=span)
+        is_known = span.parent_id in (caller.span_id, *ids)
+        expect(is_known, f"nobody knows the parent of the span {span.name} ({way})", seen=span.parent_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that came to its end in some way, between one that was served `before` and one `after` it."""
+
+    way: str
+    caller: Caller
+    before: Caller
+    after: Caller
+
+
+async def _ask_in_every_way(ctx: Context, *, is_sampled: bool = True) -> tuple[list[Asked], list[str]]:
+    """Requests of every shape and end, all of whose spans have come, and what strayed in one of these ways.
+
+    Once more as long as something did: that may be chance.
+    """
+    asked, strays = list[Asked](), list[str]()
+    for _ in range(ROUNDS):
+        asked += await _round(ctx, is_sampled=is_sampled)
+        if not (strays := _strays(ctx, asked)):
+            break
+    return asked, strays
+
+
+async def _round(ctx: Context, *, is_sampled: bool) -> list[Asked]:
+    """One request in every way, and NOTHING for as long."""
+    asked, started = list[Asked](), time.monotonic()
+    marks = [await _marked(ctx)]
+    one_takes = time.monotonic() - started
+
+    async def nothing(metadata: Metadata) -> int:
+        await pause(one_takes)
+        return 0
+
+    async with endings(ctx) as asker:
+        ways: dict[str, Way] = {NOTHING: nothing, **asker.ways()}
+        for way, ask in ways.items():
+            caller = Caller.new()
+            await ask(caller.metadata(is_sampled=is_sampled))
+            marks.append(await _marked(ctx))
+            asked.append(Asked(way, caller, *marks[-2:]))
+    await _all_of(ctx, *marks)
+    return asked
+
+
+async def _marked(ctx: Context) -> Caller:
+    """Who asked for something that is sampled, and got it."""
+    caller = Caller.new()
+    await _generate(ctx, caller.metadata())
+    return caller
+
+
+def _strays(ctx: Context, asked: list[Asked]) -> list[str]:
+    """Spans in nobody's trace that began whenever a request came to its end in some way, which is named.
+
+    But for those that also begin where nothing is asked for: they are of something that is no request.
+    """
+    collector, begun = _collector(ctx), defaultdict[str, list[set[str]]](list)
+    known = {caller.trace_id for one in asked for caller in (one.caller, one.before, one.after)}
+    others = [span for span in collector.spans if span.trace_id not in known]
+    for one in asked:
+        begin = max(span.end for span in collector.of([one.before.trace_id]))
+        end = min(span.begin for span in collector.of([one.after.trace_id]))
+        begun[one.way].append({span.name for span in others if begin <= span.begin < end})
+    beside = set[str]().union(*begun.pop(NOTHING))
+    strays = {way: set.intersection(*names) - beside for way, names in begun.items()}
+    return [f"{name} ({way})" for way, names in strays.items() for name in sorted(names)]
 
 
 @check("TRC-06", in_company=False, alone=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.variants.traced import Metadata, Trace, Traced
@@ -30,7 +31,7 @@ class TheCallersSpanIsForgotten(Traced):
         return super().spans(replace(trace, parent_id=b""))
 
 
-@mutant("submits_have_the_trace_of_their_stream", kills="MDT-02/multiplexed")
+@mutant("submits_have_the_trace_of_their_stream", kills=("MDT-02/multiplexed", "TRC-02", "TRC-05"))
 class SubmitsHaveTheTraceOfTheirStream(Traced):
     def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
         return call.metadata
@@ -56,6 +57,43 @@ class TracesMayGoOnWithAnything(Traced):
 class EverythingIsSampled(Traced):
     def is_told(self, trace: Trace) -> bool:
         return True
+
+
+@mutant("refusals_are_told_in_a_trace_of_their_own", kills=("TRC-02", "TRC-05"))
+class RefusalsAreToldInATraceOfTheirOwn(Traced):
+    """Whoever refuses has not read the metadata yet."""
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            async for response in super().generate(request, call):
+                yield response
+        except Refusal:
+            await self.export(self.spans(self.trace((), [])))
+            raise
+
+
+@mutant("what_is_aborted_is_told", kills="TRC-02")
+class WhatIsAbortedIsTold(Traced):
+    """So that whoever looks for the reason finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aborted = set[str]()
+
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        self._aborted.update(request.request_ids)
+        return await super().abort_requests(request)
+
+    def is_told(self, trace: Trace) -> bool:
+        return trace.request_id in self._aborted or super().is_told(trace)
+
+
+@mutant("submits_have_no_state", kills="TRC-03")
+class SubmitsHaveNoState(Traced):
+    """Of the metadata of a Submit it knows the trace alone."""
+
+    def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
+        return [pair for pair in super().metadata_of(submit, call) if pair[0] == "traceparent"]
 
 
 @mutant("tracestate_is_dropped", kills="TRC-03")
@@ -129,6 +167,41 @@ class SpansHaveNoDuration(Traced):
         for span in spans:
             span.end_time_unix_nano -= span.start_time_unix_nano
         return spans
+
+
+class _Unbegun(Traced):
+    """Gives what never began the time that stands where it should have begun, if `counts` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unbegun = set[str]()
+
+    def release(self, job: Job) -> None:
+        if not job.is_running and self.counts():
+            self._unbegun.add(job.request_id)
+        super().release(job)
+
+    def counts(self) -> bool:
+        return True
+
+    def spans(self, trace: Trace) -> list[Any]:
+        decode, whole = super().spans(trace)
+        if trace.request_id in self._unbegun:
+            decode.end_time_unix_nano = 1
+        return [decode, whole]
+
+
+@mutant("what_never_began_ends_before_it_begins", kills="TRC-05")
+class WhatNeverBeganEndsBeforeItBegins(_Unbegun):
+    """Its begin is 0."""
+
+
+@mutant("what_leaves_a_full_engine_ends_before_it_begins", kills="TRC-05/queued")
+class WhatLeavesAFullEngineEndsBeforeItBegins(_Unbegun):
+    """It is told by whoever looks for slots."""
+
+    def counts(self) -> bool:
+        return len(self.running) >= self.settings.max_num_seqs
 
 
 @mutant("the_end_waits_for_the_collector", kills="TRC-06")

@@ -33,6 +33,7 @@ class Trace:
     is_sampled: bool
     metadata: dict[str, str]
     tokens: list[int]
+    request_id: str = ""
     begin: int = field(default_factory=time.time_ns)
 
 
@@ -68,6 +69,7 @@ class Traced(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One trace. It is over before the caller hears the end, so that nobody who has heard it waits."""
         trace = self.trace(call.metadata, list(request.request.token_ids))
+        trace.request_id = request.request_id
         async for response in super().generate(request, call):
             yield response
         await self.ended_trace(trace)
@@ -76,7 +78,9 @@ class Traced(Reference):
         """Its trace is in the metadata of the Submit."""
         job = super().submitted(submit, call)
         metadata = self.metadata_of(submit, call)
-        self._traces[job.request_id] = self.trace(metadata, list(submit.generate.request.token_ids))
+        trace = self.trace(metadata, list(submit.generate.request.token_ids))
+        trace.request_id = job.request_id
+        self._traces[job.request_id] = trace
         return job
 
     def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
