@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
+from enginewire.conformance.checks.capabilities.endings import Way, endings
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
@@ -26,6 +27,8 @@ CHOICES: Final = 3
 BEYOND: Final = 3
 """Requests that have to wait for a slot."""
 MOST: Final = 64
+MOST_UNSENT: Final = 64
+"""Tokens of a request that an engine may have computed when it is cut, and does not send any more."""
 SCRAPE_SECONDS: Final = 0.05
 
 
@@ -44,7 +47,10 @@ async def ranks_are_named(ctx: Context) -> None:
 
 @check("MET-02", needs=SHAPE, alone=True)
 async def counters_grow_and_gauges_return(ctx: Context) -> None:
-    """Looked at before, during and after one request, and then many like it, which leave no more behind."""
+    """Looked at before, during and after one request, and then many like it, which leave no more behind.
+
+    Nor do others that come to their end in every way there is.
+    """
     seen, base = [await scrape(ctx)], None
     for count in (1, REQUESTS):
         asked = [ctx.lasting_request(LASTING, bypass_prefix_cache=True) for _ in range(count)]
@@ -53,6 +59,9 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
             seen.append(await scrape(ctx))
             await pause()
         await work
+        async with endings(ctx, bypass_prefix_cache=True) as asker:
+            for ask in asker.ways().values():
+                await ask(())
         await ctx.idle()
         seen.append(await _until(ctx, lambda now: not (now.sum_of(RUNNING) or now.sum_of(WAITING))))
         base = base or seen[-1].gauges()
@@ -65,21 +74,37 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
     expect_equal(left, 0, "an idle engine exports requests that run or wait")
 
 
-@check("MET-03", phase=Phase.LOAD, needs=SHAPE, alone=True, not_beside=("n",))
+@check("MET-03", phase=Phase.LOAD, needs=(*SHAPE, "MET-02"), alone=True, not_beside=("n",))
 async def requests_add_up(ctx: Context) -> None:
-    """One of several choices; then more long requests than slots, of one: choices run, requests wait."""
+    """One of several choices; then more long requests than slots, of one: choices run, requests wait.
+
+    Then without one of those that wait, which is aborted, and when all of them have left.
+    """
     await _choices_count(ctx)
     count = min(slots_of(ctx.config) or REQUESTS, MOST) + BEYOND
     streams = [ctx.start(ctx.long_request()) for _ in range(count)]
     await asyncio.gather(*(stream.accepted() for stream in streams))
+    try:
+        if not await _are_in_flight(ctx, count):
+            raise NotApplicable("the requests end here before they can be counted")
+        await ctx.client.abort([streams[-1].request.request_id])
+        await _are_in_flight(ctx, count - 1)
+    finally:
+        for stream in streams:
+            stream.cancel()
+    await ctx.idle()
+    await _are_in_flight(ctx, 0)
+
+
+async def _are_in_flight(ctx: Context, count: int) -> bool:
+    """Whether so many requests run or wait, which have to be the exported ones."""
     now = await _until(ctx, lambda now: now.sum_of(RUNNING) + now.sum_of(WAITING) == count)
     load = await ctx.client.load()
-    for stream in streams:
-        stream.cancel()
     if load.running + load.waiting < count:
-        raise NotApplicable("the requests end here before they can be counted")
+        return False
     seen = now.sum_of(RUNNING) + now.sum_of(WAITING)
     expect_equal(seen, count, "the exported requests are not those in flight")
+    return True
 
 
 async def _choices_count(ctx: Context) -> None:
@@ -103,9 +128,9 @@ async def _choices_count(ctx: Context) -> None:
         expect_equal(seen, load.running, "the exported running requests are not those of Load")
 
 
-@check("MET-04", needs=SHAPE, alone=True)
+@check("MET-04", needs=(*SHAPE, "ABO-01"), alone=True)
 async def generated_tokens_are_counted(ctx: Context) -> None:
-    """As many as were streamed."""
+    """As many as were streamed: of some that are served together, then of one of every shape and end."""
     await ctx.idle()
     before = (await scrape(ctx)).sum_of(GENERATED)
     streams = await asyncio.gather(
@@ -114,6 +139,20 @@ async def generated_tokens_are_counted(ctx: Context) -> None:
     wanted = before + sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
     now = await _until(ctx, lambda now: now.sum_of(GENERATED) >= wanted)
     expect_equal(now.sum_of(GENERATED), wanted, "the exported tokens are not those that were streamed")
+    async with endings(ctx) as asker:
+        for way, ask in asker.whole_ways().items():
+            await _are_counted(ctx, way, ask)
+        for way, ask in asker.cut_ways().items():
+            await _are_counted(ctx, way, ask, unsent=MOST_UNSENT)
+
+
+async def _are_counted(ctx: Context, way: str, ask: Way, unsent: int = 0) -> None:
+    """The tokens of one request. Those that were on their way when it was cut may count."""
+    before = (await scrape(ctx)).sum_of(GENERATED)
+    least = before + await ask(())
+    seen = (await _until(ctx, lambda now: now.sum_of(GENERATED) >= least)).sum_of(GENERATED)
+    message = f"the exported tokens of a request ({way}) are not those that were streamed"
+    expect(least <= seen <= least + unsent, message, expected=least - before, seen=seen - before)
 
 
 async def _until(ctx: Context, holds: Callable[[Metrics], bool]) -> Metrics:

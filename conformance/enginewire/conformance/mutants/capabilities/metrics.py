@@ -6,6 +6,8 @@ from itertools import count
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
 RUNNING = ("gauge", "engine_requests_running")
@@ -55,7 +57,38 @@ class GaugeKeepsItsPeak(Reference):
 @mutant("counter_falls", kills="MET-02")
 class CounterFalls(Reference):
     def metrics(self) -> dict[tuple[str, str], float]:
-        return {**super().metrics(), FINISHED: self.counters.requests_finished % 4}
+        return {**super().metrics(), FINISHED: -self.counters.requests_finished}
+
+
+class _Unbegun(Reference):
+    """Notes who left the queue without having begun, if `counts` says so."""
+
+    left = 0
+
+    def release(self, job: Job) -> None:
+        waits = self.live.get(job.request_id) is job and not job.is_running
+        self.left += waits and self.counts()
+        super().release(job)
+
+    def counts(self) -> bool:
+        return True
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        metrics = super().metrics()
+        return {**metrics, WAITING: metrics[WAITING] + self.left}
+
+
+@mutant("who_never_began_waits_for_ever", kills="MET-02")
+class WhoNeverBeganWaitsForEver(_Unbegun):
+    """As where the beginning alone takes a request out of those that wait."""
+
+
+@mutant("who_leaves_a_full_engine_waits_for_ever", kills="MET-03")
+class WhoLeavesAFullEngineWaitsForEver(_Unbegun):
+    """Nothing is wrong as long as there are slots."""
+
+    def counts(self) -> bool:
+        return len(self.running) >= self.settings.max_num_seqs
 
 
 @mutant("running_off", kills="MET-03")
@@ -75,3 +108,25 @@ class RequestsRunOnce(Reference):
 @changed(Reference.metrics, "counter_off", kills="MET-04")
 def counter_off(metrics: dict[tuple[str, str], float]) -> None:
     metrics[TOKENS] -= metrics[FINISHED]
+
+
+@mutant("tokens_count_when_all_have_come", kills="MET-04")
+class TokensCountWhenAllHaveCome(Reference):
+    """Those of a request that is cut do not count at all."""
+
+    lost = 0
+
+    def abort(self, job: Job) -> None:
+        self.lose(job)
+        super().abort(job)
+
+    def fail(self, job: Job, failure: Refusal) -> None:
+        self.lose(job)
+        super().fail(job, failure)
+
+    def lose(self, job: Job) -> None:
+        self.lost += sum(len(choice.tokens) - choice.handed_in for choice in job.choices)
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        metrics = super().metrics()
+        return {**metrics, TOKENS: metrics[TOKENS] - self.lost}
