@@ -11,6 +11,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import ROLES
+from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.methods import methods
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -41,6 +42,8 @@ INFER: Final = frozenset(
     }
 )
 """All other RPCs are for operators."""
+HARMLESS: Final = sorted(READ | INFER | {"KvService.SubscribeKvEvents"})
+"""Whoever lets such a call through takes no harm."""
 
 
 @check("SEC-01")
@@ -77,17 +80,38 @@ async def a_role_goes_as_far_as_that(ctx: Context) -> None:
 
 @check("SEC-04")
 async def a_refused_call_gets_the_status_alone(ctx: Context) -> None:
-    """Real requests, that would have been answered, from a stranger; then calls without a message."""
+    """Real requests, that would have been answered, from a stranger; then calls without a message.
+
+    And from those whose role does not allow them. What comes beside messages is for the monitor to see.
+    """
     session = ctx.session
     client = session.client(metadata=session.connection.with_keys(UNKNOWN_KEY).metadata)
-    for name, request in (
-        ("DiscoveryService.GetLoad", pb.GetLoadRequest()),
-        ("EngineService.Generate", ctx.request(max_tokens=1)),
-        ("EngineService.Abort", pb.AbortRequest(request_ids=["nobody"])),
-    ):
-        _is_status_alone(await client.ask(name, request, timeout=ctx.bounds.answer))
+    for name in HARMLESS:
+        _is_status_alone(await _really_call(ctx, client, name))
     for name in served():
         _is_status_alone(await client.call(name, _no_requests(), timeout=ctx.bounds.answer).finish())
+    for role, key in session.options.keys:
+        known = session.client(metadata=session.connection.with_keys(key).metadata)
+        for name in HARMLESS:
+            if ROLES.index(role) < _least(name):
+                _is_status_alone(await _really_call(ctx, known, name), grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def _really_call(ctx: Context, client: Client, name: str) -> Exchange:
+    """With a message that whoever may call it gets an answer to."""
+    request = methods()[name].request()
+    if isinstance(request, pb.GenerateRequest):
+        request = ctx.request(max_tokens=1)
+    elif isinstance(request, pb.AbortRequest):
+        request.request_ids.append("nobody")
+    elif isinstance(request, pb.EmbedRequest):
+        request.request_id = ctx.request().request_id
+        request.request.token_ids.add(token_ids=ctx.prompt(1))
+    elif isinstance(request, pb.GenerateMultiplexedRequest):
+        request.submits.add(handle=1, generate=ctx.request(max_tokens=1))
+    # The one message and its end at once, of a stream as well: a client that still writes to a call that has
+    # ended tells of its own trouble.
+    return await client.ask(name, request, timeout=ctx.bounds.answer)
 
 
 async def _no_requests() -> AsyncIterator[bytes]:
@@ -96,9 +120,9 @@ async def _no_requests() -> AsyncIterator[bytes]:
         yield request
 
 
-def _is_status_alone(seen: Exchange) -> None:
-    expect(not seen.arrived, f"{seen.method} sent a stranger a message", seen=seen.status)
-    expect_equal(seen.code, grpc.StatusCode.UNAUTHENTICATED, f"{seen.method} answered a stranger otherwise")
+def _is_status_alone(seen: Exchange, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED) -> None:
+    expect(not seen.arrived, f"{seen.method} sent a message to whom it refuses", seen=seen.status)
+    expect_equal(seen.code, code, f"{seen.method} answered whom it has to refuse otherwise")
 
 
 def served() -> Iterator[str]:

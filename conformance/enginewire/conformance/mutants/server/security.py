@@ -13,9 +13,10 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Context
 from enginewire.conformance.reference.variants.keyed import Keyed
+from enginewire.conformance.wire.exchange import LIFETIME_KEY
 
 
-@mutant("keys_are_not_looked_at_by_drain", kills="SEC-01")
+@mutant("keys_are_not_looked_at_by_drain", kills=("SEC-01", "SEC-04"))
 class KeysAreNotLookedAtByDrain(Keyed):
     def refusal(self, path: str, brought: Sequence[str]) -> Refusal | None:
         role = self.role_of(brought)
@@ -55,7 +56,7 @@ class WhoInfersMayDrain(Keyed):
         return 1 if path.endswith("/Drain") else super().least(path)
 
 
-@mutant("who_reads_may_see_tokens", kills="SEC-02")
+@mutant("who_reads_may_see_tokens", kills=("SEC-02", "SEC-04"))
 class WhoReadsMaySeeTokens(Keyed):
     def least(self, path: str) -> int:
         return 0 if "KvService/" in path else super().least(path)
@@ -90,6 +91,15 @@ class StrangersMayAskForTheLoad(Keyed):
             if request_class is pb.GetLoadRequest:
                 raise self.refused(grpc.StatusCode.UNAUTHENTICATED) from None
             raise
+
+
+@mutant("strangers_are_told_which_life_it_is", kills="SEC-04/seen")
+class StrangersAreToldWhichLifeItIs(Keyed):
+    """As one that accepts a call before it looks at the key."""
+
+    async def turn_away(self, refusal: Refusal, messages: AsyncIterator[bytes], context: Context) -> None:
+        await context.send_initial_metadata(((LIFETIME_KEY, self.lifetime_id),))
+        await super().turn_away(refusal, messages, context)
 
 
 @mutant("strangers_are_told_behind_their_message", kills="SEC-04")

@@ -21,6 +21,9 @@ CLIENT_LIMIT: Final = 4 * 1024 * 1024
 MOST_METADATA: Final = 8 * 1024
 ENTRY_OVERHEAD: Final = 32
 
+OWN_KEYS: Final = ("enginewire-", "endpoint-load-metrics")
+"""What begins so tells of the engine: of the contract, and of reports of load."""
+
 INFO: Final = "DiscoveryService.GetEngineInfo"
 STARTED: Final = (pb.ENGINE_STATE_READY, pb.ENGINE_STATE_DRAINING, pb.ENGINE_STATE_STOPPED)
 
@@ -84,6 +87,24 @@ def no_service_has_no_health(seen: Seen) -> None:
 def _is_refused_for_its_state(seen: Seen) -> bool:
     """By the server itself; a connection that is lost has no details."""
     return seen.exchange.code is grpc.StatusCode.UNAVAILABLE and seen.exchange.detail is not None
+
+
+@of_calls("SEC-04")
+def who_may_not_call_learns_nothing(seen: Seen) -> None:
+    """Neither from the contract's own metadata nor from what names the server, wherever it stands.
+
+    Other metadata may be that of a library or of a proxy. A key may end within a call.
+    """
+    exchange, detail = seen.exchange, seen.exchange.detail
+    if detail is None or detail.reason != pb.ERROR_REASON_AUTH or exchange.arrived:
+        return
+    metadata = (*exchange.initial_metadata, *exchange.trailing_metadata)
+    told = [key for key, _ in metadata if key.startswith(OWN_KEYS)]
+    expect(not told, "a call that is refused for its key gets more than the status", seen=told)
+    names = {seen.info.engine_lifetime_id, seen.info.instance_id} - {""}
+    said = [exchange.text, str(detail), *(str(value) for _, value in metadata)]
+    told = sorted(name for name in names if any(name in text for text in said))
+    expect(not told, "a call that is refused for its key is told who the server is", seen=told)
 
 
 @of_calls("ERR-19")

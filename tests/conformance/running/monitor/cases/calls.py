@@ -8,10 +8,10 @@ from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import health_types
 from tests.conformance.running.monitor.cases.load import load, told
-from tests.conformance.running.monitor.cases.register import breaks
+from tests.conformance.running.monitor.cases.register import breaks, of_life
 from tests.conformance.running.monitor.made import called, changed, refused
 
-UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+UNAVAILABLE, UNAUTHENTICATED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED
 DEAD = pb.ErrorDetail(reason=pb.ERROR_REASON_ENGINE_DEAD, retryable=True)
 
 
@@ -44,6 +44,19 @@ def _() -> Exchange:
 @breaks("the_load_is_sent_in_every_state", "not by a dead engine")
 def _() -> Exchange:
     return refused(pb.WatchLoadRequest(), DEAD, UNAVAILABLE, method="DiscoveryService.WatchLoad")
+
+
+def unknown(*metadata: tuple[str, str], text: str = "no") -> tuple[Exchange, pb.GetEngineInfoResponse]:
+    """A call of somebody without a key, who gets this metadata before the status."""
+    detail = pb.ErrorDetail(reason=pb.ERROR_REASON_AUTH)
+    exchange = refused(pb.GetLoadRequest(), detail, UNAUTHENTICATED, text, "DiscoveryService.GetLoad")
+    exchange.initial_metadata = metadata
+    return exchange, of_life("life-of-a-stranger")
+
+
+breaks("who_may_not_call_learns_nothing", "which life")(lambda: unknown(("enginewire-lifetime-id", "x")))
+breaks("who_may_not_call_learns_nothing", "by another key")(lambda: unknown(("x-is", "life-of-a-stranger")))
+breaks("who_may_not_call_learns_nothing", "in the text")(lambda: unknown(text="no, says life-of-a-stranger"))
 
 
 @breaks("no_service_has_no_health", "it does not serve")
