@@ -24,6 +24,9 @@ ENTRY_OVERHEAD: Final = 32
 OWN_KEYS: Final = ("enginewire-", "endpoint-load-metrics")
 """What begins so tells of the engine: of the contract, and of reports of load."""
 
+NAME: Final = 8
+"""Characters: a shorter one stands in many a text by chance."""
+
 INFO: Final = "DiscoveryService.GetEngineInfo"
 STARTED: Final = (pb.ENGINE_STATE_READY, pb.ENGINE_STATE_DRAINING, pb.ENGINE_STATE_STOPPED)
 
@@ -101,7 +104,7 @@ def who_may_not_call_learns_nothing(seen: Seen) -> None:
     metadata = (*exchange.initial_metadata, *exchange.trailing_metadata)
     told = [key for key, _ in metadata if key.startswith(OWN_KEYS)]
     expect(not told, "a call that is refused for its key gets more than the status", seen=told)
-    names = {seen.info.engine_lifetime_id, seen.info.instance_id} - {""}
+    names = {name for name in (seen.info.engine_lifetime_id, seen.info.instance_id) if len(name) >= NAME}
     said = [exchange.text, str(detail), *(str(value) for _, value in metadata)]
     told = sorted(name for name in names if any(name in text for text in said))
     expect(not told, "a call that is refused for its key is told who the server is", seen=told)
