@@ -75,11 +75,11 @@ func checkFields(owner string, message protoreflect.Message) error {
 		path, value := owner+string(field.Name()), message.Get(field)
 		err := checkFinite(path, field, value)
 		switch {
+		case otherRoles[path]: // whatever it holds
+			err = failed("ROLE_MISMATCH", path, "this engine is AGGREGATED")
 		case err != nil:
 		case containers[path]:
 			err = checkFields(path+".", value.Message())
-		case otherRoles[path]:
-			err = failed("ROLE_MISMATCH", path, "this engine is AGGREGATED")
 		default:
 			if rule := proto.GetExtension(field.Options(), pb.E_Rule).(*pb.FieldRule); rule != nil {
 				err = checkValue(rule, path, value)

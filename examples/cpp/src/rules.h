@@ -98,10 +98,10 @@ inline void check_value(const ew::FieldRule& rule, const std::string& path, cons
 inline void check_fields(const std::string& owner, const Message& message) {
   for (const auto* field : fields_of(message)) {
     const std::string path = owner + field->name();
+    if (kOtherRoles.count(path))
+      throw Failure(ew::ERROR_REASON_ROLE_MISMATCH, path, "this engine is AGGREGATED");
     check_finite(path, message, *field);
     if (kContainers.count(path)) check_fields(path + ".", message.GetReflection()->GetMessage(message, field));
-    else if (kOtherRoles.count(path))
-      throw Failure(ew::ERROR_REASON_ROLE_MISMATCH, path, "this engine is AGGREGATED");
     else check_value(field->options().GetExtension(ew::rule), path, message, *field);
   }
 }

@@ -110,12 +110,12 @@ fn check_fields(owner: &str, fields: &Map<String, Value>) -> Result<(), Failure>
         if value == "" || value.as_array().map_or(false, |entries| entries.is_empty()) {
             continue;
         }
+        if OTHER_ROLES.contains(&&*path) {
+            return Err(failed(ErrorReason::RoleMismatch, &path, "this engine is AGGREGATED"));
+        }
         check_finite(&path, value)?;
         match value {
             Value::Object(inner) if CONTAINERS.contains(&&*path) => check_fields(&format!("{path}."), inner)?,
-            _ if OTHER_ROLES.contains(&&*path) => {
-                return Err(failed(ErrorReason::RoleMismatch, &path, "this engine is AGGREGATED"));
-            }
             _ => check_value(&path, value)?,
         }
     }

@@ -51,10 +51,10 @@ function checkFields(type: string, owner: string, message: object): void {
   for (const [name, value] of Object.entries(message)) {
     const path = owner + name;
     if (value === undefined || value.length === 0) continue;
+    if (OTHER_ROLES.has(path)) throw new Failure("ROLE_MISMATCH", path, "this engine is AGGREGATED");
     checkFinite(path, value);
     const inner = CONTAINERS[path];
     if (inner) checkFields(inner, `${path}.`, value);
-    else if (OTHER_ROLES.has(path)) throw new Failure("ROLE_MISMATCH", path, "this engine is AGGREGATED");
     else checkValue(RULES[type]?.fields?.[name]?.rule, path, value);
   }
 }

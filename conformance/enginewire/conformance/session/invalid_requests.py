@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.fields import fields_of
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
@@ -22,6 +25,8 @@ from enginewire.conformance.wire.violation import NotApplicable, expect
 
 UINT32_MAX = 2**32 - 1
 LONGEST_ID = 128
+LONG_TEXT = 4200
+"""Characters: more than all details may have, and not more than a library takes as trailers."""
 INVALID = pb.ERROR_REASON_INVALID_REQUEST
 
 
@@ -67,6 +72,18 @@ async def send(ctx: Context, suite: list[Invalid], client: Client | None = None)
 
     answered = await asyncio.gather(*map(one, suite))
     return [refused for refused in answered if not (refused.exchange.is_ok or refused.exchange.timed_out)]
+
+
+def long_texts(ctx: Context) -> list[Invalid]:
+    """A long text in each field that takes one, most of which no server takes: a refusal may repeat it."""
+    text = "?" * LONG_TEXT
+    made = [Invalid("a long request_id", ctx.request(request_id=text), INVALID, "request_id")]
+    for path in fields_of((FieldDescriptor.CPPTYPE_STRING,)):
+        request = ctx.request(max_tokens=1)
+        is_text = path.steps[-1].type == FieldDescriptor.TYPE_STRING
+        path.put(request, text if is_text else text.encode())
+        made.append(Invalid(f"a long {path.name}", request, INVALID, path.name))
+    return made
 
 
 def fails_later(ctx: Context) -> pb.GenerateRequest:

@@ -36,22 +36,23 @@ DETAILS: Final = pb.PromptTokensDetails(cached_tokens=3)
 
 @check("DIS-01")
 async def other_roles_are_refused(ctx: Context) -> None:
-    """A hand-off where none belongs, an empty one, and one beside tokens that were delivered; or none where
-    one does.
+    """A hand-off where none belongs, whatever it holds, an empty one, and one beside tokens that were
+    delivered; or none where one does.
     """
     if ctx.config.role == pb.ENGINE_ROLE_DECODE:
         _is_mismatch(await ctx.refused(ctx.request()))
         return
-    for result in (pb.PrefillResult(handoff=_forged()), pb.PrefillResult()):
+    for result in (*map(_result, _handoffs()), pb.PrefillResult()):
         for others in _without_and_with_resume(ctx):
             _is_mismatch(await ctx.refused(ctx.request(prefill_result=result, **others)))
 
 
 @check("DIS-01", variant="prefill", gate="disaggregation")
 async def a_prefill_engine_refuses_handoffs(ctx: Context) -> None:
-    """The other half of a pair."""
-    request = requests.change(ctx.request(), prefill_result=pb.PrefillResult(handoff=_forged()))
-    _is_mismatch((await ctx.start(request, client=ctx.prefill()).end()).exchange)
+    """The other half of a pair, whatever the hand-off holds."""
+    for handed in _handoffs():
+        request = requests.change(ctx.request(), prefill_result=_result(handed))
+        _is_mismatch((await ctx.start(request, client=ctx.prefill()).end()).exchange)
 
 
 @check("DIS-10")
@@ -236,6 +237,16 @@ def _probe(ctx: Context) -> pb.GenerateRequest:
 
 def _forged() -> pb.PrefillHandoff:
     return pb.PrefillHandoff(params=b"made up by nobody", host="127.0.0.1", port=9, room=2**63 + 1)
+
+
+def _handoffs() -> list[pb.PrefillHandoff]:
+    """One that might have been made by an engine, and those that none has made."""
+    no_numbers = [pb.PrefillHandoff(params=b"x", ttl_seconds=number) for number in (math.nan, math.inf, -1.0)]
+    return [_forged(), *no_numbers, pb.PrefillHandoff()]
+
+
+def _result(handed: pb.PrefillHandoff) -> pb.PrefillResult:
+    return pb.PrefillResult(handoff=handed)
 
 
 async def _is_invalid(ctx: Context, request: pb.GenerateRequest, handed: pb.PrefillHandoff) -> None:

@@ -9,7 +9,13 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.fields import without_indexes
-from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
+from enginewire.conformance.session.invalid_requests import (
+    Refused,
+    invalid_requests,
+    long_texts,
+    refusals,
+    send,
+)
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.conformance.wire.loads import describe_load, is_idle
@@ -33,9 +39,12 @@ async def validation_comes_first(ctx: Context) -> None:
 
 @check("ERR-12", needs=SHAPE)
 async def refusals_have_details(ctx: Context) -> None:
-    """Reason, field, retryable, and their size."""
+    """Reason, field, retryable, and their size, also where what is refused is a long text."""
     for refused in await refusals(ctx):
         _require_details(refused)
+    for refused in await send(ctx, long_texts(ctx)):
+        ctx.show(refused.exchange)
+        _require_small(refused)
 
 
 @check("ERR-13", needs=SHAPE)
@@ -143,10 +152,15 @@ def _require_details(refused: Refused) -> None:
         seen = without_indexes(detail.field)
         expect(seen, f"the refusal of {wrong} names no field", expected=refused.invalid.field)
     expect(not detail.retryable, f"the refusal of {wrong} says retryable", seen=detail)
+    _require_small(refused)
+
+
+def _require_small(refused: Refused) -> None:
+    details = refused.exchange.status_details or pb.Status()
     size = sum(entry.ByteSize() for entry in details.details)
     expect(
         size < MOST_DETAIL_BYTES,
-        f"the details of {wrong} are too large",
+        f"the details of {refused.invalid.wrong} are too large",
         expected=f"under {MOST_DETAIL_BYTES} bytes",
         seen=size,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +15,9 @@ from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.fields import FLOATS
 from enginewire.conformance.session.requests import PARTS, Value
-from enginewire.field_rules import FIELD_RULES, Rule
+from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
+
+UNSIGNED: Final = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 
 USES: Final = FEATURES | {
     "prompt_embeds": {
@@ -35,7 +38,7 @@ def _refusal_of(capability: str) -> CheckFunction:
 
 
 def _uses(capability: str) -> Iterator[dict[str, Value]]:
-    """The usual one, the same beside another stop condition, and the least of each field.
+    """The usual one, the same beside another stop condition, and the least and the most of each field.
 
     And what stands for a prompt in the place of one.
     """
@@ -46,11 +49,13 @@ def _uses(capability: str) -> Iterator[dict[str, Value]]:
     for rule in FIELD_RULES.values():
         is_plain = not rule.is_in_list and (rule.path == rule.field.name or rule.path.startswith(PARTS[1:]))
         if rule.capability == capability and is_plain:
-            yield from ({rule.field.name: least} for least in _least(rule))
+            yield from ({rule.field.name: value} for value in _values(rule))
 
 
-def _least(rule: Rule) -> tuple[Value, ...]:
-    """What uses a field as little as may be: zero, or beside the value that changes nothing; each of two."""
+def _values(rule: Rule) -> tuple[Value, ...]:
+    """What uses a field: zero, or on both sides of the value that changes nothing, each of two; and the ends
+    of its range.
+    """
     if rule.field.is_repeated or rule.field.message_type is not None:
         return ()
     match rule.field.cpp_type:
@@ -59,7 +64,11 @@ def _least(rule: Rule) -> tuple[Value, ...]:
         case FieldDescriptor.CPPTYPE_STRING:
             return (b"{}" if rule.json else "a text",)
     kind, step = (float, 0.5) if rule.field.cpp_type in FLOATS else (int, 1)
-    return (kind(0 if rule.neutral is None else rule.neutral + step),)
+    beside = (0,) if rule.neutral is None else (rule.neutral + step, rule.neutral - step)
+    ends = (rule.min, rule.max, rule.bound if rule.bound < UNBOUNDED else math.inf)
+    least = 0 if rule.field.cpp_type in UNSIGNED else -math.inf
+    values = [each for each in (*beside, *ends) if math.isfinite(each) and rule.holds(each) and each >= least]
+    return tuple(dict.fromkeys(kind(each) for each in values if rule.asks(each)))
 
 
 for _capability in USES:

@@ -22,7 +22,7 @@ RANGE: Final = ("minimum_client_revision", "maximum_client_revision")
 
 @check("VER-01")
 async def revisions_are_told(ctx: Context) -> None:
-    """Revision, range and digest."""
+    """Revision, range and digest, which is that of the contract where the revision is the kit's own."""
     info = ctx.info
     low, high = info.minimum_client_revision, info.maximum_client_revision
     expect(info.contract_revision >= 1, "contract_revision is not set", seen=info.contract_revision)
@@ -31,6 +31,9 @@ async def revisions_are_told(ctx: Context) -> None:
     within = low <= info.contract_revision <= high
     expect(within, message, expected=f"{low} to {high}", seen=info.contract_revision)
     expect(info.schema_digest, "schema_digest is not set")
+    if info.contract_revision == pb.CONTRACT_REVISION:
+        message = "schema_digest is not that of the contract's descriptors at this revision"
+        expect_equal(info.schema_digest.lower(), pb.schema_digest(), message)
 
 
 @check("VER-02", needs=(*SHAPE, "VER-01"))

@@ -33,6 +33,22 @@ class PrefillTakesHandoffs(Prefill):
         pass
 
 
+@mutant("prefill_looks_into_handoffs", kills="DIS-01/prefill")
+class PrefillLooksIntoHandoffs(Prefill):
+    """Before it looks whom they are for."""
+
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        self.check_floats(request)
+        super().check_role(request)
+
+
+@mutant("numbers_come_before_the_role", kills="DIS-01")
+class NumbersComeBeforeTheRole(Reference):
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        self.check_floats(request)
+        super().check_role(request)
+
+
 @mutant("decode_refuses_probes", kills="PRB-01/decode")
 class DecodeRefusesProbes(Decode):
     def check_role(self, request: pb.PreprocessedRequest) -> None:

@@ -34,6 +34,21 @@ class FirstBiasIsLookedAt(Reference):
         super().check_floats(request)
 
 
+@mutant("rewards_are_no_penalties", kills="ERR-17/penalties")
+class RewardsAreNoPenalties(Reference):
+    """Below 0 they are passed over."""
+
+    settings = without("penalties")
+
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        asked = pb.PreprocessedRequest()
+        asked.CopyFrom(request)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(asked.sampling_options, name) < 0:
+                asked.sampling_options.ClearField(name)
+        super().check_gates(asked)
+
+
 @mutant("models_by_their_beginning", kills="ERR-06")
 class ModelsByTheirBeginning(Reference):
     def check_model(self, name: str) -> None:

@@ -123,6 +123,23 @@ class HugeDetails(BadId):
         return refusal
 
 
+@mutant("details_repeat_what_is_refused", kills="ERR-12")
+class DetailsRepeatWhatIsRefused(BadId):
+    def worded(self, refusal: Refusal, request_id: str) -> Refusal:
+        refusal.detail.metadata["got"] = request_id
+        return refusal
+
+
+@mutant("details_repeat_models", kills="ERR-12")
+class DetailsRepeatModels(Reference):
+    def check_model(self, name: str) -> None:
+        try:
+            super().check_model(name)
+        except Refusal as refusal:
+            refusal.detail.metadata["model"] = name
+            raise
+
+
 @mutant("details_without_reason", kills="ERR-12")
 class DetailsWithoutReason(BadId):
     def worded(self, refusal: Refusal, request_id: str) -> Refusal:

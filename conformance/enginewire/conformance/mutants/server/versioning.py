@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
+from enginewire.v1 import request_pb2
 
 
 class Told(Reference):
@@ -44,6 +47,14 @@ class RevisionRangeEmpty(Told):
 class DigestMissing(Told):
     def told(self, info: pb.GetEngineInfoResponse) -> None:
         info.schema_digest = ""
+
+
+@mutant("digest_of_something_else", kills="VER-01")
+class DigestOfSomethingElse(Told):
+    """With what is left out of it."""
+
+    def told(self, info: pb.GetEngineInfoResponse) -> None:
+        info.schema_digest = sha256(request_pb2.DESCRIPTOR.serialized_pb).hexdigest()
 
 
 @mutant("version_not_checked", kills="VER-02")
