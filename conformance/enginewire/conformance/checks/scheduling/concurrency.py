@@ -108,6 +108,33 @@ async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
 
 
 @check(
+    "CON-03",
+    variant="choices",
+    gate="multiple_choices",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*SHAPE, "CON-03", "SEQ-02"),
+    not_beside=("n",),
+)
+async def many_choices_wait_or_are_refused(ctx: Context) -> None:
+    """As many as there are slots, or as a request may have, behind one request and before another."""
+    _slots(ctx)
+    several = ctx.choices(ctx.config.max_num_seqs)
+    if several < 2:
+        raise NotApplicable("there is no room for two choices")
+    longest = ctx.bounds.generation((several + 2) * SHORT)
+    requests = [ctx.request(max_tokens=SHORT, n=count) for count in (1, several, 1)]
+    started = [ctx.start(request, timeout=longest) for request in requests]
+    for stream in await asyncio.gather(*(stream.end() for stream in started)):
+        expect(
+            stream.exchange.code in ALLOWED_TO_GO,
+            f"a request neither had its turn nor was refused where one has {several} choices",
+            expected="OK or RESOURCE_EXHAUSTED",
+            seen=stream.exchange.status,
+        )
+
+
+@check(
     "CON-04",
     phase=Phase.LOAD,
     alone=True,

@@ -106,7 +106,7 @@ async def jumps_go_before(ctx: Context) -> None:
 async def who_came_first_starts_first(ctx: Context) -> None:
     """Those that wait get the only slot that is free one after the other; calls, then handles of a stream."""
     for is_multiplexed in sorted({False, ctx.capabilities.multiplexed}):
-        line = await _line(ctx)
+        line = await _line(ctx, is_multiplexed)
         async with saturated(ctx) as running:
             waiting = [await queued(ctx, running, each, is_multiplexed=is_multiplexed) for each in line]
             freed, *others = [stream.request.request_id for stream in running]
@@ -125,22 +125,26 @@ async def who_came_first_starts_first(ctx: Context) -> None:
         expect(is_right, "a request started before one that had waited longer")
 
 
-async def _line(ctx: Context) -> list[pb.GenerateRequest]:
+async def _line(ctx: Context, are_first_resumed: bool) -> list[pb.GenerateRequest]:
     """Requests in the order in which they come, with all for which another one might be liked better.
 
     The later one has the smaller id. The last one has a prompt that is cached, and the shortest answer. The
-    one in the middle says nothing to routers and backends, the others say the same. None needs more memory
-    than one of those that run.
+    one in the middle says nothing to routers and backends, the others say the same. The last one goes on
+    with what another engine began, or all but that one do. None needs more memory than one of those that run.
     """
     room = ctx.limits.max_num_queued_reqs if ctx.limits.HasField("max_num_queued_reqs") else IN_LINE
     names = sorted((ctx.request().request_id for _ in range(max(min(room, IN_LINE), 2))), reverse=True)
     length = min(BLOCKS * ctx.block_size + 1, ctx.room(SHORT))
-    most = max(ctx.long_request().request.stop_conditions.max_tokens - length, 1)
+    most = max(ctx.long_request().request.stop_conditions.max_tokens - length - 1, 1)
     line = [
         ctx.request(request_id=name, token_ids=ctx.prompt(length, salt=ctx.fresh_salt()), max_tokens=most)
         for name in names
     ]
     line[-1].request.stop_conditions.max_tokens = min(most, SHORT)
+    for request in (line[:-1] if are_first_resumed else line[-1:]) if ctx.capabilities.resume else ():
+        handed_in = pb.ResumedChoice(generated_token_ids=request.request.token_ids[:1])
+        request.request.resume.CopyFrom(pb.Resume(choices=[handed_in], attempt=1))
+        request.request.stop_conditions.max_tokens += 1
     cached = ctx.request(token_ids=line[-1].request.token_ids, max_tokens=1)
     await ctx.start(cached).end()
     for request in line[::2]:

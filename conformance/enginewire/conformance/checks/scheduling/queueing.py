@@ -13,10 +13,12 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
+from enginewire.conformance.session.requests import change
 from enginewire.conformance.session.saturation import all_queued, saturated, waits
 from enginewire.conformance.session.watching import all_counted, left_the_queue
 from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 PROMPT: Final = 21
@@ -26,8 +28,10 @@ SHORT: Final = 0.05
 LOOKS: Final = 5
 INPUTS: Final = 5
 """Of a request to embed: more than a small engine has slots."""
+STEPS: Final = 4
+"""Of an engine, within which it uses a slot that is free, and counts who has one."""
 ACCEPTED: Final = (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
-"""How a request to embed ends that was let in."""
+"""How a request ends that was let in, and aborted."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -72,7 +76,8 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
     """One of several choices is one request, and its prompt waits once; cancelled, it has ended.
 
     So has one of a stream whose time is over before it had a token. One to embed is a single one as well,
-    however many inputs it has, and so has it ended when it is aborted.
+    however many inputs it has, and so has it ended when it is aborted. One of which a choice runs does not
+    wait, though another choice does.
     """
     idle = await all_counted(ctx)
     async with saturated(ctx) as running:
@@ -89,6 +94,7 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         await left_the_queue(ctx, len(running), before.waiting, "a cancelled request goes on waiting")
         late = await _too_late(ctx)
         embedding, of_embedding = await _waits_to_embed(ctx, len(running))
+        late += await _runs_by_halves(ctx, running, before)
     late += embedding is not None and (await embedding).code in ACCEPTED
     if finished := (await all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
@@ -121,6 +127,51 @@ async def _waits_to_embed(ctx: Context, running: int) -> tuple[asyncio.Future[Ex
         await pause()
     await ctx.end([name])
     return embedding, most
+
+
+async def _runs_by_halves(ctx: Context, running: list[Stream], before: pb.Load) -> bool:
+    """One slot gets free for a request of two choices; whether that was accepted. `before`: nobody waited.
+
+    An engine may start its choices one by one, or all together once there is room. Together they need no more
+    memory than the one that ends.
+    """
+    if ctx.choices(2) < 2:
+        return False
+    request = ctx.long_request(n=2)
+    half = request.request.stop_conditions.max_tokens // 2 - len(request.request.token_ids)
+    stream = ctx.start(change(request, max_tokens=max(half, 1)))
+    reading = asyncio.ensure_future(stream.end())
+    await stream.call.accepted()
+    await ctx.client.abort([running[0].request.request_id])
+    has_begun = await _has_begun(ctx, len(running), stream, reading)
+    since, looks = (await ctx.client.load()).step, Looks(ctx.bounds.reaction)
+    while (load := await ctx.client.load()).waiting > before.waiting and has_begun:
+        if reading.done() or load.step - since > STEPS or looks.are_over():
+            break
+        await pause()
+    is_alive = not reading.done()
+    await ctx.end([request.request_id])
+    await reading
+    # Who gave up its memory meanwhile waits by rights.
+    if has_begun and is_alive and load.preemptions == before.preemptions:
+        message = "a request counts as one that waits while a choice of it runs"
+        expect(load.waiting <= before.waiting, message, expected=before.waiting, seen=load.waiting)
+    return stream.exchange.code in ACCEPTED
+
+
+async def _has_begun(ctx: Context, slots: int, stream: Stream, reading: asyncio.Future[Stream]) -> bool:
+    """Whether it has an output before a slot stays free for some steps, which are counted or take so long."""
+    looks, steps, since = Looks(ctx.bounds.reaction), Looks(STEPS * ctx.bounds.itl), -1
+    while not (stream.outputs or reading.done() or looks.are_over()):
+        load = await ctx.client.load()
+        if load.running >= slots:
+            since = -1
+        elif since < 0:
+            since = load.step
+        elif load.step - since > STEPS if load.step else steps.are_over():
+            break
+        await pause()
+    return bool(stream.outputs)
 
 
 async def _too_late(ctx: Context) -> int:

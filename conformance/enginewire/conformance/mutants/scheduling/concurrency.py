@@ -76,6 +76,15 @@ class QueueDeadlock(Crowded):
         return not self.is_crowded() and super().fits(job)
 
 
+@mutant("a_slot_stays_free_beside_several_choices", kills="CON-03/choices")
+class ASlotStaysFreeBesideSeveralChoices(Reference):
+    """As many choices as there are slots never fit. Only there: others ask for as many."""
+
+    def fits(self, job: Job) -> bool:
+        fills_all = len(job.choices) == self.settings.max_num_seqs and "CON-03" in job.request_id
+        return not fills_all and super().fits(job)
+
+
 @mutant("crowd_internal", kills="CON-03")
 class CrowdInternal(Crowded):
     def admit(self, job: Job) -> None:

@@ -120,6 +120,18 @@ class ShortAnswersGoFirst(_Liked):
         return job.request.stop_conditions.max_tokens < 3
 
 
+@mutant("who_was_resumed_goes_first", kills="CON-10")
+class WhoWasResumedGoesFirst(_Liked):
+    def liked(self, job: Job) -> bool:
+        return job.request.HasField("resume")
+
+
+@mutant("who_was_resumed_goes_last", kills="CON-10")
+class WhoWasResumedGoesLast(_Liked):
+    def liked(self, job: Job) -> bool:
+        return not job.request.HasField("resume")
+
+
 @mutant("callers_with_a_target_go_first", kills="CON-10")
 class CallersWithATargetGoFirst(_Liked):
     def liked(self, job: Job) -> bool:

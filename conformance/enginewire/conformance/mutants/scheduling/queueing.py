@@ -7,7 +7,7 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.mixes.mixed_endings import KnowsItsStreams
 from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
-from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
@@ -48,6 +48,30 @@ class WaitingCountsInputs(Reference):
     def load(self) -> pb.Load:
         load = super().load()
         load.waiting += sum(job.left - 1 for job in self.waiting if isinstance(job, EmbeddingJob))
+        return load
+
+
+class _ChoiceByChoice(Reference):
+    """A choice has a slot as soon as one is free."""
+
+    def with_slots(self, job: Job) -> list[Choice]:
+        left = self.settings.max_num_seqs
+        for other in self.running:
+            if other is job:
+                break
+            left -= min(len(other.open_choices), left)
+        return job.open_choices[:left]
+
+    def fits(self, job: Job) -> bool:
+        blocks = self.counters.kv_blocks_used + self.blocks_for(job)
+        return bool(self.with_slots(job)) and blocks <= self.settings.total_blocks
+
+
+@mutant("choices_without_a_slot_wait", kills="INF-13/waiting")
+class ChoicesWithoutASlotWait(_ChoiceByChoice):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting += sum(len(self.with_slots(job)) < len(job.open_choices) for job in self.running)
         return load
 
 
