@@ -71,10 +71,16 @@ async def _finish(ctx: Context, streams: Sequence[Stream]) -> None:
 
 @check("DRN-01", variant="preempted", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01", "INF-07"))
 async def who_gave_up_memory_ends_too(ctx: Context) -> None:
-    """A drain begins while a request waits for memory that others took from it."""
+    """A drain begins while a request waits for memory that others took from it.
+
+    Who had no token yet may be handed back.
+    """
     async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
         await begun(ctx, ctx.bounds.check)
     for stream in streams:
+        if not stream.tokens and stream.exchange.code in UNAVAILABLE:
+            require_refusal(stream.exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+            continue
         reason = (await stream.ok()).choice.reason_name
         expect_equal(reason, "LENGTH", "a drain cuts a request that gave up its memory")
 
