@@ -17,6 +17,9 @@ AUTHORIZATION: Final = "authorization"
 NARROW: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 """A window of a kilobyte that never grows: whoever reads nothing soon gets nothing."""
 
+ANY_METADATA: Final = (("grpc.max_metadata_size", 2**20), ("grpc.absolute_max_metadata_size", 2**20))
+"""Headers and trailers of a server that sends too much are seen, not replaced by the library's own status."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:

@@ -17,6 +17,7 @@ from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimit
 from enginewire.conformance.session.invalid_requests import invalid_requests, send
 from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import ANY_METADATA
 from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.stream import Stream
@@ -28,7 +29,6 @@ CLIENT_LIMIT: Final = 4 * MIB
 """What gRPC clients accept unless told otherwise."""
 
 MOST_METADATA: Final = 8192
-ANY_METADATA: Final = (("grpc.max_metadata_size", MIB), ("grpc.absolute_max_metadata_size", MIB))
 ENTRY_OVERHEAD: Final = 32
 """What HTTP/2 counts for an entry beside its name and value."""
 
@@ -201,26 +201,34 @@ async def unknown_compression_is_refused(ctx: Context) -> None:
 
 @check("MSG-05", needs=SHAPE, phase=Phase.LOAD, alone=True, costly=True)
 async def many_calls_are_borne(ctx: Context) -> None:
-    """Calls in a row on one channel; then channels that are all in use at the same time."""
-    client = ctx.session.client()
+    """Calls in a row on one channel; then channels that are all in use at the same time.
+
+    A request comes over each of these, or over as many as there is time for.
+    """
+    client, turns, asked = ctx.session.client(), asyncio.Lock(), ctx.times(CHANNELS)
 
     async def call(number: int) -> None:
         exchange = await client.ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
         _require_ok(ctx, exchange, f"call {number + 1} in a row failed")
 
     async def channel(number: int) -> None:
-        watch = ctx.connect().call(WATCH, pb.WatchLoadRequest(), timeout=ctx.bounds.check)
-        if await anext(watch, None) is None:
-            _require_ok(ctx, watch.exchange, f"channel {number + 1} failed")
-            raise Violation(f"channel {number + 1} got no answer", seen=watch.exchange.status)
-
-    async def unwatched(number: int) -> None:
-        # Open, but in use only for a moment.
-        exchange = await ctx.connect().ask("DiscoveryService.GetLoad", pb.GetLoadRequest())
-        _require_ok(ctx, exchange, f"channel {number + 1} failed")
+        own = ctx.connect()
+        if ctx.capabilities.watch_load:
+            watch = own.call(WATCH, pb.WatchLoadRequest(), timeout=ctx.bounds.check)
+            if await anext(watch, None) is None:
+                _require_ok(ctx, watch.exchange, f"channel {number + 1} failed")
+                raise Violation(f"channel {number + 1} got no answer", seen=watch.exchange.status)
+        else:
+            # Open, but in use only for a moment.
+            exchange = await own.ask("DiscoveryService.GetLoad", pb.GetLoadRequest())
+            _require_ok(ctx, exchange, f"channel {number + 1} failed")
+        if number < asked:
+            async with turns:  # together they might find no room
+                stream = await ctx.start(ctx.request(max_tokens=1), client=own).end()
+            _require_ok(ctx, stream.exchange, f"a request over channel {number + 1} failed")
 
     await _one_after_the_other(ctx, CALLS, call)
-    await _one_after_the_other(ctx, CHANNELS, channel if ctx.capabilities.watch_load else unwatched)
+    await _one_after_the_other(ctx, CHANNELS, channel)
     await ctx.generate(ctx.request())
 
 

@@ -145,6 +145,26 @@ class FdLeak(Reference):
             self.watching -= 1
 
 
+@mutant("many_connections_leave_no_room", kills="MSG-05")
+class ManyConnectionsLeaveNoRoom(Reference):
+    """Each that watches counts as a caller, of whom only so many are let in."""
+
+    watching = 0
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Any:
+        self.watching += 1
+        try:
+            async for response in super().watch_load(request):
+                yield response
+        finally:
+            self.watching -= 1
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        if self.watching > 64:
+            raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "too many connections", retry_after=1.0)
+        super().validate(request)
+
+
 @mutant("status_text_too_long", kills="MSG-06")
 class StatusTextTooLong(Reference):
     """Only there: clients with the usual limits would see another status instead."""
