@@ -11,7 +11,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check, negativ
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.company import PROBE
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.session.requests import Value, change
+from enginewire.conformance.session.requests import Value, change, num_alike
 from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.wire.connection import NARROW
@@ -33,12 +33,14 @@ WILDCARD: Final = re.compile(r"(^|//|@)(\*|0\.0\.0\.0|\[?::\]?)(:\d+)?(/|$)")
 class Observed:
     """A subscriber's events around some requests. `cached`: of an idle engine afterwards.
 
+    `later`: the snapshot of another subscriber, who comes then.
     `prompts`: the tokens of some that were asked for, a beginning that all of them have included.
     """
 
     snapshot: list[pb.KvEvent]
     changes: list[pb.KvEvent]
     picture: Picture
+    later: list[pb.KvEvent]
     cached: int
     prompts: list[tuple[int, ...]]
 
@@ -81,19 +83,13 @@ async def sequences_grow_by_one(ctx: Context) -> None:
 
 @check("KVE-04", needs=("KVE-03",), alone=True)
 async def stored_blocks_are_whole(ctx: Context) -> None:
-    """Tokens and parents of every stored event; from parent to child they say each prompt."""
+    """Tokens and parents of every stored event, for who comes later too; together they say each prompt."""
     observed = await _observed(ctx)
-    picture, said = Picture(), dict[int, tuple[int, ...]]()
-    told = set[tuple[int, ...]]()
-    for event in [*observed.snapshot, *observed.changes]:
-        if event.HasField("stored"):
-            _is_whole(ctx, event.stored, picture)
-            _read(event.stored, said)
-            told.update(said[name] for name in event.stored.block_hashes)
-        picture.apply(event)
+    told = _told(ctx, [*observed.snapshot, *observed.changes])
+    _told(ctx, observed.later)
     for prompt in observed.prompts:
         full = prompt[: len(prompt) // ctx.block_size * ctx.block_size]
-        seen = max((_shared(each, full) for each in told), default=0)
+        seen = max((num_alike(each, full) for each in told), default=0)
         message = "the tokens of stored blocks are not those of a prompt"
         expect_equal(seen, len(full), f"{message}: so many are right from its begin on")
 
@@ -105,8 +101,9 @@ async def the_picture_is_complete(ctx: Context) -> None:
     expect(
         not observed.picture.oddities, "removed blocks were not stored", seen=observed.picture.oddities[:3]
     )
-    seen = len(observed.picture.blocks)
-    expect_equal(seen, observed.cached, "a subscriber holds another number of blocks than kv_blocks_cached")
+    for seen in (len(observed.picture.blocks), len(set(hashes(observed.later)))):
+        message = "a subscriber holds another number of blocks than kv_blocks_cached"
+        expect_equal(seen, observed.cached, message)
 
 
 @check("KVE-06", needs=("KVE-03",), alone=True)
@@ -226,7 +223,10 @@ async def _observe(ctx: Context) -> Observed:
     await subscription.until(lambda: subscription.has_all(cached), ctx.bounds.reaction)
     subscription.close()
     at_rank = cached - subscription.elsewhere
-    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), at_rank, prompts)
+    later = await _watching(ctx)
+    later.close()
+    events = subscription.snapshot, subscription.changes
+    return Observed(*events, subscription.picture(), later.snapshot, at_rank, prompts)
 
 
 async def _reset_beside(ctx: Context) -> None:
@@ -252,6 +252,19 @@ def _long_prompt(ctx: Context) -> list[int]:
     return ctx.prompt(max(length - 8, 1), salt=ctx.fresh_salt())
 
 
+def _told(ctx: Context, events: list[pb.KvEvent]) -> set[tuple[int, ...]]:
+    """What blocks say from the begin of their sequences on; a Violation for one that is not whole."""
+    picture, said = Picture(), dict[int, tuple[int, ...]]()
+    told = set[tuple[int, ...]]()
+    for event in events:
+        if event.HasField("stored"):
+            _is_whole(ctx, event.stored, picture)
+            _read(event.stored, said)
+            told.update(said[name] for name in event.stored.block_hashes)
+        picture.apply(event)
+    return told
+
+
 def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None:
     expect(stored.block_hashes, "a stored event names no block")
     expect_equal(stored.block_size, ctx.block_size, "block_size is not that of the config")
@@ -269,12 +282,6 @@ def _read(stored: pb.KvBlocksStored, said: dict[int, tuple[int, ...]]) -> None:
         start = place * stored.block_size
         before = (*before, *stored.token_ids[start : start + stored.block_size])
         said[name] = before
-
-
-def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _holds(subscription: Subscription, observed: Observed) -> bool:

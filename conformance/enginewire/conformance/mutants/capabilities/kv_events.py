@@ -76,6 +76,28 @@ class SnapshotHasTheNumberToCome(Reference):
         return messages
 
 
+@mutant("snapshots_have_no_order", kills="KVE-04")
+class SnapshotsHaveNoOrder(Reference):
+    """Children may come before their parents."""
+
+    def snapshot(self) -> list[pb.SubscribeKvEventsResponse]:
+        messages = super().snapshot()
+        for message in messages:
+            events = sorted(message.events, key=lambda event: event.stored.block_hashes[:])
+            del message.events[:]
+            message.events.extend(events)
+        return messages
+
+
+@mutant("snapshots_leave_out_what_is_old", kills="KVE-05")
+class SnapshotsLeaveOutWhatIsOld(Reference):
+    """The first blocks of a prompt, and those behind them, are all that they begin with."""
+
+    def snapshot(self) -> list[pb.SubscribeKvEventsResponse]:
+        (first, *_) = super().snapshot()
+        return [pb.SubscribeKvEventsResponse(events=first.events[:2])]
+
+
 @mutant("tokens_of_blocks_are_the_first_ones", kills="KVE-04")
 class TokensOfBlocksAreTheFirstOnes(Reference):
     """Of the prompt, also where they go on behind blocks that are cached."""
