@@ -180,6 +180,9 @@ async def _is(ctx: Context, state: pb.EngineState.ValueType, when: str) -> None:
     names = pb.EngineState.Name(state), pb.EngineState.Name(load.state)
     expect(load.state == state, f"Load.state {when}", expected=names[0], seen=names[1])
     expect_equal(health_types.NAMES[health], "NOT_SERVING", f"health {when}")
+    if state == pb.ENGINE_STATE_STOPPED:
+        seen = health_types.NAMES.get(await ctx.client.health(health_types.LIVENESS))
+        expect_equal(seen, "NOT_SERVING", f"health of the process {when}")
     for name in OTHERS:
         exchange = await ctx.client.ask(health_types.CHECK, health_types.request(name))
         if exchange.is_ok:  # HLT-08 says what else there may be

@@ -139,7 +139,7 @@ class HealthDisagrees(Reference):
         return health_types.NOT_SERVING
 
 
-@mutant("liveness_survives_cleanup", kills="INF-12/ending")
+@mutant("liveness_survives_cleanup", kills=("HLT-04/cleaned-up", "INF-12/ending"))
 class LivenessSurvivesCleanup(Reference):
     def health(self, service: str) -> int:
         return health_types.SERVING if service == health_types.LIVENESS else super().health(service)
