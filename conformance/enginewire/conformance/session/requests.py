@@ -19,6 +19,9 @@ OUTPUT_TOKENS: Final = 4
 PARTS: Final = ("", "stop_conditions", "sampling_options", "output_options", "routing")
 """Where a field name is looked for below PreprocessedRequest, in this order."""
 
+LONG_REASON: Final = "for reasons " * 400
+"""Of an abort: more than a status has room for."""
+
 Value = object
 
 

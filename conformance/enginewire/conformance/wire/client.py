@@ -173,9 +173,10 @@ class Client:
         exchange = await self.ask("DiscoveryService.GetLoad", pb.GetLoadRequest())
         return cast(pb.GetLoadResponse, exchange.response()).load
 
-    async def abort(self, request_ids: Sequence[str]) -> list[pb.AbortResult]:
+    async def abort(self, request_ids: Sequence[str], reason: str = "") -> list[pb.AbortResult]:
         """One outcome per id; a failure is a Violation."""
-        exchange = await self.ask("EngineService.Abort", pb.AbortRequest(request_ids=request_ids))
+        asked = pb.AbortRequest(request_ids=request_ids, reason=reason)
+        exchange = await self.ask("EngineService.Abort", asked)
         return list(cast(pb.AbortResponse, exchange.response()).results)
 
     async def health(self, service: str = health_types.READINESS) -> int:

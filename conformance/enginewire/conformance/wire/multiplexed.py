@@ -118,10 +118,11 @@ class Multiplexed:
             submit.timeout.FromNanoseconds(round(timeout * 1e9))
         return submit
 
-    def send(self, *submits: pb.Submit, abort: tuple[int, ...] = ()) -> None:
+    def send(self, *submits: pb.Submit, abort: tuple[int, ...] = (), reason: str = "") -> None:
         """Send one frame."""
         frame = pb.GenerateMultiplexedRequest(submits=submits)
         frame.abort.handles.extend(abort)
+        frame.abort.reason = reason
         self._sent.put_nowait(frame)
 
     def half_close(self) -> None:

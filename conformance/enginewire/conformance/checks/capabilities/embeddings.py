@@ -12,8 +12,18 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import Phase, check, negative
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.context import (
+    INVALID,
+    LASTING_SECONDS,
+    LEFT_OUT,
+    REFUSALS,
+    Context,
+    require_refusal,
+)
+from enginewire.conformance.session.requests import LONG_REASON
 from enginewire.conformance.session.watching import freed
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import ANY_METADATA
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -126,9 +136,8 @@ async def prompt_tokens_are_counted(ctx: Context) -> None:
 
 @check("EMB-07", phase=Phase.LOAD, alone=True, needs=("EMB-01", "ABO-03", "INF-13"))
 async def aborted_ones_are_cancelled(ctx: Context) -> None:
-    """By its id, then all that there are."""
-    (vector,) = await _vectors(ctx, [ctx.prompt(1)])
-    most = min(MOST_INPUTS, MOST_BYTES // (BYTES_OF_A_NUMBER * len(vector)))
+    """By its id, then all that there are, for a reason that is longer than a status may be."""
+    most = await _most_inputs(ctx)
     for all_of_them in (False, True):
         count, named = FEWEST_INPUTS, ctx.request()
         while not await _is_cancelled(ctx, count, named.request_id, all_of_them):
@@ -140,15 +149,14 @@ async def aborted_ones_are_cancelled(ctx: Context) -> None:
 
 async def _is_cancelled(ctx: Context, count: int, name: str, all_of_them: bool) -> bool:
     """Abort a request of so many inputs; False when it has ended before. A Violation when it goes on."""
-    inputs = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)]
-    embedding = asyncio.ensure_future(embed(ctx, inputs, name=name))
-    while not await _is_live(ctx) and not embedding.done():
-        await pause()
-    asked = pb.AbortRequest(all=True) if all_of_them else pb.AbortRequest(request_ids=[name])
+    embedding = await _in_flight(ctx, count, name, ctx.connect(None, *ANY_METADATA))
+    asked = pb.AbortRequest(all=all_of_them, reason=LONG_REASON)
+    if not all_of_them:
+        asked.request_ids.append(name)
     aborted = await ctx.client.ask("EngineService.Abort", asked)
     results = cast(pb.AbortResponse, aborted.response()).results
     is_told = (name, pb.ABORT_OUTCOME_ABORTED) in [(each.request_id, each.outcome) for each in results]
-    goes_on = not is_told and not embedding.done() and await _is_live(ctx)
+    goes_on = not is_told and not embedding.done() and await is_live(ctx)
     exchange = await embedding
     if is_told or not exchange.is_ok:
         require_refusal(exchange, CANCELLED, reason=pb.ERROR_REASON_CANCELLED)
@@ -157,9 +165,37 @@ async def _is_cancelled(ctx: Context, count: int, name: str, all_of_them: bool) 
     return False
 
 
-async def _is_live(ctx: Context) -> bool:
+async def lasting_embedding(ctx: Context) -> asyncio.Future[Exchange]:
+    """The answer of a request to embed that takes a while, as far as one can; it is in flight by now."""
+    most, few = await _most_inputs(ctx), FEWEST_INPUTS
+    exchange = await (await _in_flight(ctx, few, ctx.request().request_id))
+    exchange.response()
+    took = (exchange.ended_at or 0.0) - exchange.started_at
+    # Of what it took, something may have been for the first one only.
+    count = max(min(math.ceil(2 * LASTING_SECONDS / took * few), most), few)
+    return await _in_flight(ctx, count, ctx.request().request_id)
+
+
+async def _in_flight(
+    ctx: Context, count: int, name: str, client: Client | None = None
+) -> asyncio.Future[Exchange]:
+    """The answer of a request to embed so many inputs, which was seen to live, or has ended."""
+    inputs = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)]
+    embedding = asyncio.ensure_future(embed(ctx, inputs, name=name, client=client))
+    while not await is_live(ctx) and not embedding.done():
+        await pause()
+    return embedding
+
+
+async def is_live(ctx: Context) -> bool:
+    """Whether anything runs or waits."""
     load = await ctx.client.load()
     return load.running + load.waiting > 0
+
+
+async def _most_inputs(ctx: Context) -> int:
+    (vector,) = await _vectors(ctx, [ctx.prompt(1)])
+    return min(MOST_INPUTS, MOST_BYTES // (BYTES_OF_A_NUMBER * len(vector)))
 
 
 @negative("embeddings")
@@ -178,7 +214,12 @@ def _inputs(ctx: Context) -> list[list[int]]:
 
 
 async def embed(
-    ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0, name: str = "", revision: int = 0
+    ctx: Context,
+    inputs: Sequence[Sequence[int]],
+    dimensions: int = 0,
+    name: str = "",
+    revision: int = 0,
+    client: Client | None = None,
 ) -> Exchange:
     """An `Embed`, whatever its end. With a `name` it has that id, with a `revision` its client has that."""
     asked = pb.PreprocessedEmbeddingRequest(
@@ -188,7 +229,7 @@ async def embed(
     request_id = name or ctx.request().request_id
     request = pb.EmbedRequest(request_id=request_id, request=asked, client_revision=revision)
     timeout = ctx.bounds.generation(0, sum(map(len, inputs)))
-    return await ctx.client.ask("EmbeddingService.Embed", request, timeout=timeout)
+    return await (client or ctx.client).ask("EmbeddingService.Embed", request, timeout=timeout)
 
 
 async def _vectors(ctx: Context, inputs: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -24,9 +24,10 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.invalid_requests import fails_later
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import LONG_REASON, Value
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import end_soon, until
+from enginewire.conformance.wire.connection import ANY_METADATA
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -286,17 +287,18 @@ async def what_was_refused_is_unknown(ctx: Context) -> None:
 
 @check("ABO-11", phase=Phase.LOAD, needs=(*SHAPE, "ABO-03"), not_beside=("request_id",))
 async def an_abort_may_come_first(ctx: Context) -> None:
-    """An abort, then the request that it names."""
+    """An abort, for a reason that is longer than a status may be, then the request that it names."""
     request = ctx.request()
-    _complete(await ctx.client.abort([request.request_id]), [request.request_id])
+    _complete(await ctx.client.abort([request.request_id], LONG_REASON), [request.request_id])
+    refused = await ctx.start(request, client=ctx.connect(None, *ANY_METADATA)).end()
     cancelled = (grpc.StatusCode.CANCELLED,)
-    require_refusal(await ctx.refused(request), cancelled, reason=pb.ERROR_REASON_CANCELLED)
+    require_refusal(refused.exchange, cancelled, reason=pb.ERROR_REASON_CANCELLED)
 
 
 async def _abort(ctx: Context, stream: Stream) -> None:
     """Abort a live request; NotApplicable when it ended by itself just before."""
     name = stream.request.request_id
-    (result,) = _complete(await ctx.client.abort([name]), [name])
+    (result,) = _complete(await ctx.client.abort([name], LONG_REASON), [name])
     if result.outcome == pb.ABORT_OUTCOME_FINISHED:
         await stream.end()
         if stream.choice.reason_name == "LENGTH":

@@ -22,6 +22,7 @@ from enginewire.conformance.checks.streams.multiplexed import (
 )
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import LONG_REASON
 from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch, within
@@ -183,7 +184,7 @@ async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
     stream.submit(0, ctx.long_request())
     stream.submit(1, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
     await stream.until(lambda: bool(stream.handle(0).tokens))
-    stream.send(stream.submitted(2, ctx.long_request()), abort=(NEVER, GONE, 0, 2))
+    stream.send(stream.submitted(2, ctx.long_request()), abort=(NEVER, GONE, 0, 2), reason=LONG_REASON)
     await stream.until_ended(0, 2, within=2 * ctx.bounds.answer)
     for number in (0, 2):
         require_cancelled(stream.handle(number))

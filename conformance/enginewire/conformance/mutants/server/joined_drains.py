@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.wire.foreign import health_types
@@ -143,3 +144,11 @@ class TheEndOfAGraceHidesACleanup(Reference):
         if self.state == pb.ENGINE_STATE_STOPPED and self.live and had_grace:
             raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
         super().check_state()
+
+
+@mutant("drains_forget_embeddings", kills="DRN-05/embeddings")
+class DrainsForgetEmbeddings(Reference):
+    """Only what has a stream is in flight."""
+
+    def is_busy(self) -> bool:
+        return not all(isinstance(job, EmbeddingJob) for job in self.live.values())
