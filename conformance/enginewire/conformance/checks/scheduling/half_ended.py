@@ -7,13 +7,14 @@ all of its tokens but one.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.multiplexed import SHORT, ends_of, is_cut, open_stream
-from enginewire.conformance.running.registry import WHOLE, Phase, check
+from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.multiplexed import Handle
@@ -27,14 +28,19 @@ VISIBLE: Final = 4
 BOTH: Final = (*WHOLE, "SEQ-01", "SEQ-02", "RES-04", "RES-06")
 
 
-@check(
-    "ABO-01",
-    variant="half-ended",
-    gate="multiple_choices",
-    alone=True,
-    phase=Phase.LOAD,
-    needs=(*BOTH, "ABO-01"),
-)
+def check_half_ended(identifier: str) -> Callable[[CheckFunction], CheckFunction]:
+    """Register what holds also of a request of which one choice has ended."""
+    return check(
+        identifier,
+        variant="half-ended",
+        gate="multiple_choices",
+        phase=Phase.LOAD,
+        alone=True,
+        needs=(*BOTH, identifier),
+    )
+
+
+@check_half_ended("ABO-01")
 async def the_choice_that_is_left_ends_as_cancelled(ctx: Context) -> None:
     """An abort after the end of the other one."""
     stream = await _half_ended(ctx)
@@ -48,14 +54,7 @@ async def the_choice_that_is_left_ends_as_cancelled(ctx: Context) -> None:
     await freed(ctx, [stream.request])
 
 
-@check(
-    "CAN-01",
-    variant="half-ended",
-    gate="multiple_choices",
-    alone=True,
-    phase=Phase.LOAD,
-    needs=(*BOTH, "CAN-01"),
-)
+@check_half_ended("CAN-01")
 async def the_choice_that_is_left_is_freed(ctx: Context) -> None:
     """A call that is cancelled after the end of the other one."""
     stream = await _half_ended(ctx)
@@ -65,14 +64,7 @@ async def the_choice_that_is_left_is_freed(ctx: Context) -> None:
     await freed(ctx, [stream.request])
 
 
-@check(
-    "MUX-12",
-    variant="half-ended",
-    gate="multiple_choices",
-    alone=True,
-    phase=Phase.LOAD,
-    needs=(*BOTH, "MUX-12"),
-)
+@check_half_ended("MUX-12")
 async def the_choice_that_is_left_is_late(ctx: Context) -> None:
     """A timeout that passes after the end of the other one."""
     expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]

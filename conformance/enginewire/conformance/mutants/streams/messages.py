@@ -130,37 +130,39 @@ class TiresOfCalls(Reference):
         return await super().info()
 
 
-@mutant("fd_leak", kills="MSG-05")
-class FdLeak(Reference):
+class _Counts(Reference):
+    """How many watch."""
+
     watching = 0
 
     async def watch_load(self, request: pb.WatchLoadRequest) -> Any:
         self.watching += 1
         try:
-            if self.watching > 64:
-                raise Refusal(pb.ERROR_REASON_INTERNAL, "too many open files")
             async for response in super().watch_load(request):
                 yield response
         finally:
             self.watching -= 1
+
+    @property
+    def has_too_many(self) -> bool:
+        return self.watching > 64
+
+
+@mutant("fd_leak", kills="MSG-05")
+class FdLeak(_Counts):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Any:
+        async for response in super().watch_load(request):
+            if self.has_too_many:
+                raise Refusal(pb.ERROR_REASON_INTERNAL, "too many open files")
+            yield response
 
 
 @mutant("many_connections_leave_no_room", kills="MSG-05")
-class ManyConnectionsLeaveNoRoom(Reference):
+class ManyConnectionsLeaveNoRoom(_Counts):
     """Each that watches counts as a caller, of whom only so many are let in."""
 
-    watching = 0
-
-    async def watch_load(self, request: pb.WatchLoadRequest) -> Any:
-        self.watching += 1
-        try:
-            async for response in super().watch_load(request):
-                yield response
-        finally:
-            self.watching -= 1
-
     def validate(self, request: pb.GenerateRequest) -> None:
-        if self.watching > 64:
+        if self.has_too_many:
             raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "too many connections", retry_after=1.0)
         super().validate(request)
 

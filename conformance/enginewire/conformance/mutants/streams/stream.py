@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from enginewire import v1 as pb
@@ -179,14 +179,17 @@ class BurstAtTheEnd(Reference):
                 held.clear()
 
 
-async def held_back(outputs: Outputs, job: Job, *, first: int = 0) -> Outputs:
-    """What choices from the first one on are told, at the end of the last one; only of the long answers."""
+Holds = Callable[[pb.LLMEngineOutput], bool]
+
+
+async def held_back(outputs: Outputs, job: Job, holds: Holds = lambda output: True) -> Outputs:
+    """Outputs for which `holds` come at the end of the last choice; only of the long answers."""
     held = []
     async for output in outputs:
-        if not is_long(job) or output.index < first:
+        if is_long(job) and holds(output):
+            held.append(output)
+        else:
             yield output
-            continue
-        held.append(output)
         if not job.open_choices:
             for early in held:
                 yield early
@@ -211,7 +214,7 @@ class LaterChoicesWaitForTheEnd(Reference):
     settings = SLOW
 
     async def outputs(self, job: Job) -> Outputs:
-        async for output in held_back(super().outputs(job), job, first=1):
+        async for output in held_back(super().outputs(job), job, lambda output: output.index > 0):
             yield output
 
 
@@ -222,13 +225,11 @@ class LaterChoicesWaitWhenTheFirstHasEnded(Reference):
     settings = SLOW
 
     async def outputs(self, job: Job) -> Outputs:
-        held = []
-        async for output in super().outputs(job):
-            held.append(output)
-            if not (output.index and job.choices[0].is_finished and job.open_choices and is_long(job)):
-                for early in held:
-                    yield early
-                held.clear()
+        def holds(output: pb.LLMEngineOutput) -> bool:
+            return output.index > 0 and job.choices[0].is_finished
+
+        async for output in held_back(super().outputs(job), job, holds):
+            yield output
 
 
 @mutant("earlier_choices_wait_when_the_last_has_ended", kills="STR-11/options")
@@ -238,15 +239,15 @@ class EarlierChoicesWaitWhenTheLastHasEnded(Reference):
     settings = SLOW
 
     async def outputs(self, job: Job) -> Outputs:
-        held = []
-        async for output in super().outputs(job):
-            held.append(output)
-            last = job.choices[-1]
-            has_ended = last.is_finished and not any(each.finished for each in job.request.resume.choices)
-            if not (output.index < last.index and has_ended and job.open_choices and is_long(job)):
-                for early in held:
-                    yield early
-                held.clear()
+        last, resumed = job.choices[-1], job.request.resume.choices
+
+        def holds(output: pb.LLMEngineOutput) -> bool:
+            return (
+                output.index < last.index and last.is_finished and not any(each.finished for each in resumed)
+            )
+
+        async for output in held_back(super().outputs(job), job, holds):
+            yield output
 
 
 @mutant("streams_gather_as_their_first", kills="STR-11/multiplexed")
