@@ -28,7 +28,9 @@ async def rows_have_the_width_of_the_model(ctx: Context) -> None:
         require_refusal(exchange, INVALID, "prompt_embeds.shape")
 
 
-@check("INF-09", variant="prompt-embeds", gate="prompt_embeds", needs=("INF-14",), alone=True)
+@check(
+    "INF-09", variant="prompt-embeds", gate="prompt_embeds", needs=(*SHAPE, "INF-14", "USE-02"), alone=True
+)
 async def embeddings_are_the_prompt(ctx: Context) -> None:
     """Three prompts as long as each other, then each again, past the cache."""
     prompts = [_embeddings(ctx, number, ctx.config.hidden_size) for number in range(3)]

@@ -21,7 +21,7 @@ ROOM: Final = 24
 """Tokens that the text of any of these guides has at most."""
 
 
-@check("RES-01", variant="guided", gate="guided_modes", needs=(*SHAPE, RESUMED))
+@check("RES-01", variant="guided", gate="guided_modes", needs=(*SHAPE, RESUMED, "SEQ-01", "SEQ-02"))
 async def guided_goes_on(ctx: Context) -> None:
     """Each guide, cut after each token in turn: two choices from different places, by a call and a stream."""
     room, judged = ctx.tokens(ROOM, PROMPT_TOKENS, least=FEWEST), 0

@@ -44,7 +44,9 @@ async def tokens_are_streamed(ctx: Context) -> None:
     await _require_streamed(ctx, lambda: ctx.lasting_request(ANSWER_SECONDS))
 
 
-@check("STR-11", variant="options", needs=(*SHAPE, "STR-11", "INF-09"), alone=True, in_company=False)
+@check(
+    "STR-11", variant="options", needs=(*SHAPE, "STR-11", "INF-09", "SEQ-02"), alone=True, in_company=False
+)
 async def options_are_streamed(ctx: Context) -> None:
     """The same of each choice, beside each option and beside many, by a call and over a stream."""
     ways = (False, True) if ctx.capabilities.multiplexed else (False,)

@@ -92,7 +92,10 @@ class PromptTokensWithoutCachedOnes(Reference):
 
 
 @mutant(
-    "usage_of_several_resumed_ones_without_resume", kills=("RES-04/drawn", "RES-04/seen"), traffic="RES-*"
+    "usage_of_several_resumed_ones_without_resume",
+    kills=("RES-04/drawn", "RES-04/seen"),
+    also="USE-05/seen",
+    traffic="RES-*",
 )
 class UsageOfSeveralResumedOnesWithoutResume(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
@@ -145,7 +148,12 @@ class PositionsCountAllChoices(Reference):
             yield output
 
 
-@mutant("positions_wrap_at_128", kills=("MUX-11", "STR-06/seen"), traffic=("MSG-03", "LIM-*", "MUX-11"))
+@mutant(
+    "positions_wrap_at_128",
+    kills=("MUX-11", "STR-06/seen"),
+    also="RES-06/seen",
+    traffic=("MSG-03", "LIM-*", "MUX-11"),
+)
 class PositionsWrap(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
@@ -153,7 +161,12 @@ class PositionsWrap(Reference):
             yield output
 
 
-@mutant("second_terminal_of_choice_1", kills=("SEQ-02", "STR-02/seen"), also="MUX-02/seen", traffic=CHOICES)
+@mutant(
+    "second_terminal_of_choice_1",
+    kills=("SEQ-02", "STR-02/seen"),
+    also=("MUX-02/seen", "STR-03/seen"),
+    traffic=CHOICES,
+)
 class SecondTerminalOfChoice1(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):

@@ -93,7 +93,7 @@ class ChoicesShareASlot(Reference):
         return super().fits(job) or (len(job.choices) > 1 and len(self.running) < self.settings.max_num_seqs)
 
 
-@mutant("outcomes_of_several_are_turned", kills=("ABO-04", "ABO-04/seen"), traffic="ABO-*")
+@mutant("outcomes_of_several_are_turned", kills=("ABO-04", "ABO-04/many", "ABO-04/seen"), traffic="ABO-*")
 class OutcomesOfSeveralAreTurned(Reference):
     async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
         response = await super().abort_requests(request)

@@ -171,7 +171,9 @@ class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
             yield output
 
 
-@mutant("eos_of_another_choice", kills=("SEQ-01/drawn", "STP-04/repeating"), also="STR-06/seen")
+@mutant(
+    "eos_of_another_choice", kills=("SEQ-01/drawn", "STP-04/repeating"), also=("RES-01/guided", "STR-06/seen")
+)
 class EosOfAnotherChoice(Reference):
     """The end of sequence of a later choice names one that there is not."""
 
@@ -264,7 +266,7 @@ class ResumedChoicesArePrompts(_Counting):
         usage.prompt_tokens += sum(map(delivered, job.choices)) if len(job.choices) > 1 else 0
 
 
-@mutant("mux_usage_without_resumed", kills="MUX-01/drawn", also="RES-04/seen")
+@mutant("mux_usage_without_resumed", kills="MUX-01/drawn", also=("RES-04/seen", "USE-05/seen"))
 class MuxUsageWithoutResumed(KnowsItsStreams, _Counting):
     def counted(self, job: Job, usage: pb.CompletionUsage) -> None:
         usage.completion_tokens -= sum(map(delivered, job.choices)) if self.is_multiplexed(job) else 0

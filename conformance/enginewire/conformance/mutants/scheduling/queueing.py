@@ -169,7 +169,7 @@ class TimeoutsWaitForASlot(TimeoutsAreForWhatRuns):
         return not self.fits(job)
 
 
-@mutant("who_is_late_had_no_room", kills="MUX-12/queued")
+@mutant("who_is_late_had_no_room", kills="MUX-12/queued", also="MUX-03/seen")
 class WhoIsLateHadNoRoom(KnowsItsStreams):
     def reap(self, now: float) -> None:
         for job in [job for job in self.waiting if self.is_multiplexed(job) and job.deadline <= now]:

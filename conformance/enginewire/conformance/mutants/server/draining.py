@@ -206,7 +206,7 @@ class DrainAbortsByIdAlone(Reference):
         return [] if self.state == pb.ENGINE_STATE_DRAINING else super().abort_all()
 
 
-@mutant("drain_blocks_info", kills="DRN-06")
+@mutant("drain_blocks_info", kills="DRN-06", also="INF-01/seen")
 class DrainBlocksInfo(ClosedWhileDraining):
     async def info(self) -> pb.GetEngineInfoResponse:
         self.check_open()

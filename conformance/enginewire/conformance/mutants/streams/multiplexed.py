@@ -100,7 +100,7 @@ class MuxAcceptedTwice(Reference):
         super().say_accepted(stream, submit)
 
 
-@mutant("mux_accepts_before_it_checks", kills="MUX-03")
+@mutant("mux_accepts_before_it_checks", kills="MUX-03", also="MDT-04/seen")
 class MuxAcceptsBeforeItChecks(Reference):
     def submitted(self, submit: pb.Submit, call: Call) -> Job:
         try:

@@ -64,7 +64,7 @@ class DropEmptyTerminal(Reference):
                 yield output
 
 
-@mutant("cumulative_tokens", kills="STR-05")
+@mutant("cumulative_tokens", kills="STR-05", also="LOG-01/seen")
 class CumulativeTokens(Reference):
     async def outputs(self, job: Job) -> Outputs:
         tokens: dict[int, list[int]] = {}
