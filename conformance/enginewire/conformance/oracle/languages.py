@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,6 +38,9 @@ class Language:
     matches: Callable[[str], bool]
     may_become: Callable[[str], bool]
     characters: str = ""
+
+
+Pairs = list[tuple[Language, Language]]
 
 
 def is_instance(text: str) -> bool:
@@ -83,7 +87,7 @@ LANGUAGES: Final = (
 )
 
 
-def twins(one: str, other: str) -> list[tuple[Language, Language]]:
+def twins(one: str, other: str) -> Pairs:
     """Guides of different kinds whose text is the same, and which no text follows both of; of two words.
 
     The text of a list of alternatives may be they themselves, or that list as JSON.
@@ -94,6 +98,19 @@ def twins(one: str, other: str) -> list[tuple[Language, Language]]:
         (_choice(one, other), _regex(json.dumps([one, other]))),
         (_choice(schema), _schema(schema, one)),
     ]
+
+
+def long_twins(one: str, other: str) -> Pairs:
+    """Long guides of one kind that differ at their end alone, of two words. No text follows both."""
+    beginning = string.ascii_lowercase * 40
+
+    def schema(word: str) -> Language:
+        return _schema(json.dumps({"description": beginning, "enum": [word]}), word)
+
+    def regex(word: str) -> Language:
+        return _regex(f"[{beginning}][{word}]")
+
+    return [(make(one), make(other)) for make in (schema, regex)]
 
 
 def _choice(*texts: str) -> Language:

@@ -79,6 +79,7 @@ class Service(Signals):
         self.fold(request, call)
         self.validate(request)
         self.check_abort(request.request_id)
+        self.check_live(request.request_id)
         await self.claim(request.request)
         job = self.job(request.request_id, request.request, call.deadline)
         self.admit(job)

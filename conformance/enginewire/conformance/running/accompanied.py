@@ -44,6 +44,7 @@ class Accompanied:
     _slots: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
     _calm: list[tuple[Check, Company]] = field(default_factory=list)
     """What says nothing in a full engine, and meets the rest of its company without it."""
+    _deadline: float = 0.0
 
     async def run(self, passed: Sequence[tuple[Check, float]], together: int) -> None:
         """Each check that passed, with the seconds it took: the quick ones first, while there is time.
@@ -62,11 +63,11 @@ class Accompanied:
             await self._look_at_all(self._calm)
 
     async def _look_at_all(self, due: Sequence[tuple[Check, Company]]) -> None:
-        deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
+        self._deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
 
         async def look(check: Check, company: Company) -> None:
             async with self._slots:
-                if time.monotonic() < deadline and _named(check) not in self.found:
+                if not self._is_late and _named(check) not in self.found:
                     await self._look(check, company)
 
         await asyncio.gather(*(look(*each) for each in due if not each[0].alone))
@@ -94,7 +95,7 @@ class Accompanied:
             await self._look_into(check, company)
 
     async def _look_into(self, check: Check, company: Company) -> None:
-        """A failure counts when it comes again. Names the fewest that bring it.
+        """A failure counts when it comes again. Names the fewest that bring it, as far as there is time.
 
         What passed before and never passes again has been broken by what ran meanwhile.
         """
@@ -107,7 +108,7 @@ class Accompanied:
             return
         for member in company.members:
             fewer = company.without(member) if member != FULL else ALONE
-            again = await self.judge(_named(check), fewer) if fewer.members else None
+            again = await self.judge(_named(check), fewer) if fewer.members and not self._is_late else None
             if again and _is_wrong(again):
                 outcome, company = again, fewer
         if FULL in company.members:
@@ -124,6 +125,11 @@ class Accompanied:
         if again and _is_wrong(again):
             outcome, company = again, calm
         self._tell(check, str(company), outcome)
+
+    @property
+    def _is_late(self) -> bool:
+        """A server that hangs in company would have each look at it last a minute."""
+        return time.monotonic() >= self._deadline
 
     async def _passes_alone(self, check: Check) -> bool:
         return (await self.judge(check, ALONE)).status is Status.PASS

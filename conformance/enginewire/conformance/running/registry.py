@@ -26,6 +26,9 @@ WHOLE = (*SHAPE, "LIM-01", "LIM-02")
 REFUSED = "ERR-17"
 """The requirement behind every negative check."""
 
+OVERLOADED = "ERR-16"
+"""What a check relies on that judges how requests are refused for want of room."""
+
 
 PROMPT = "token_ids"
 """The field of a prompt, to which company adds a beginning."""

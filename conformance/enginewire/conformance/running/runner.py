@@ -22,7 +22,7 @@ from enginewire.conformance.running.interruption import Interrupted, Interruptio
 from enginewire.conformance.running.monitor.watch import SHARED, Monitor, stands_on
 from enginewire.conformance.running.order import ROOT, beside_each_other, needs_first, needs_of
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
-from enginewire.conformance.running.registry import REFUSED, Check, Phase
+from enginewire.conformance.running.registry import OVERLOADED, REFUSED, Check, Phase
 from enginewire.conformance.running.room import excused, num_together
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.company import ALONE, Company
@@ -278,7 +278,8 @@ class Runner:
     async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
         context = Context(session, check.key, company)
         outcome = await verdict.judged(check, context, session.bounds.check)
-        outcome = excused(outcome, session.info.config)
+        if OVERLOADED not in (check.id, *check.needs):
+            outcome = excused(outcome, session.info.config)
         if outcome.status is Status.PASS and context.left_out:
             # A result that rests on less than usual says so.
             outcome = replace(outcome, message=f"{IN_PART}: {'; '.join(context.left_out)}")

@@ -27,11 +27,15 @@ async def unload(ctx: Context, name: str) -> Exchange:
     return await ctx.client.ask("AdminService.UnloadAdapter", pb.UnloadAdapterRequest(name=name))
 
 
-async def listed(ctx: Context) -> list[str]:
-    """The names of ListAdapters; a failure is a Violation."""
+async def adapters(ctx: Context) -> Sequence[pb.Adapter]:
+    """What ListAdapters shows; a failure is a Violation."""
     exchange = await ctx.client.ask(LIST, pb.ListAdaptersRequest())
-    adapters = cast(pb.ListAdaptersResponse, exchange.response()).adapters
-    return [adapter.name for adapter in adapters]
+    return cast(pb.ListAdaptersResponse, exchange.response()).adapters
+
+
+async def listed(ctx: Context) -> list[str]:
+    """The names of them."""
+    return [adapter.name for adapter in await adapters(ctx)]
 
 
 def new_name(ctx: Context) -> str:

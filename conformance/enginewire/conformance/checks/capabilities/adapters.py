@@ -11,7 +11,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
-from enginewire.conformance.session.adapters import LIST, listed, load, loaded, new_name, unload
+from enginewire.conformance.session.adapters import LIST, adapters, listed, load, loaded, new_name, unload
 from enginewire.conformance.session.company import PROBE
 from enginewire.conformance.session.context import LEFT_OUT, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.requests import Value
@@ -43,14 +43,20 @@ async def names_are_told_apart(ctx: Context) -> None:
 
 @check("LOR-02", alone=True, needs=("LOR-01",))
 async def the_list_is_current(ctx: Context) -> None:
-    """After each load and unload."""
-    async with loaded(ctx, ctx.session.options.sources(2)) as names:
+    """After each load and unload, in the order of names, not of loads; and one name for two, in turn."""
+    later_first = [f"{letter}-{new_name(ctx)}" for letter in "ba"]
+    async with loaded(ctx, ctx.session.options.sources(2), later_first) as names:
         seen = await listed(ctx)
         expect(set(names) <= set(seen), "a loaded adapter is not listed", expected=names, seen=seen)
+        expect_equal(seen, sorted(seen), "the adapters are not sorted by name")
         (await unload(ctx, names[0])).response()
         seen = await listed(ctx)
         expect(names[0] not in seen, "an unloaded adapter is listed", seen=names[0])
         expect(names[1] in seen, "an adapter is not listed any more", expected=names[1], seen=seen)
+    for source in ctx.session.options.sources(2):
+        async with loaded(ctx, [source], later_first[:1]) as (name,):
+            (shown,) = [each for each in await adapters(ctx) if each.name == name]
+            expect_equal(shown.source, source, "an adapter is listed with the source of another one")
 
 
 @check("LOR-03", needs=SHAPE)

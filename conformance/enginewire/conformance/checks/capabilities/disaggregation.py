@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Final
 
 import grpc
@@ -26,6 +27,7 @@ TOKENS: Final = 6
 LONG: Final = 512
 """Prompt tokens of a request that is aborted before its end."""
 TRIES: Final = 5
+SEVERAL: Final = 3
 CHOICES: Final = 3
 COMPARED: Final = 2
 """Tokens of two greedy runs. Later ones may differ where a model is undecided."""
@@ -107,15 +109,32 @@ async def handoffs_work(ctx: Context) -> None:
 
 @check("DIS-03", variant="refused-before", needs=("DIS-03", "DIS-05/other-prompt"), gate="disaggregation")
 async def refused_requests_claim_nothing(ctx: Context) -> None:
-    """One for nothing, and one of another prompt, then the one that it was made for."""
-    request = ctx.request(max_tokens=TOKENS)
-    handed = handoff(await prefilled(ctx, request))
+    """One for nothing, one of another prompt and one whose id is taken, then the one that it was made for."""
+    request, lasting = ctx.request(max_tokens=TOKENS), ctx.long_request()
+    handed, made = handoff(await prefilled(ctx, request)), time.monotonic()
     others: tuple[dict[str, Value], ...] = ({"max_tokens": 0}, {"token_ids": ctx.prompt(salt=5)})
     for change in others:
         refused = requests.change(request, **change)
         seen = await ctx.start(decoding(ctx, refused, handed), timeout=ctx.bounds.answer).end()
         expect(not seen.exchange.is_ok, f"a request with {next(iter(change))} changed is served", seen="OK")
+    await _is_still_good(ctx, request, handed, made)
+    lasting = decoding(ctx, lasting, handoff(await prefilled(ctx, lasting)))
+    running = await ctx.start(lasting, timeout=ctx.bounds.check).first_token()
+    handed, made = handoff(await prefilled(ctx, request)), time.monotonic()
+    twin = requests.change(decoding(ctx, request, handed), request_id=lasting.request_id)
+    seen = await ctx.start(twin, timeout=ctx.bounds.answer).end()
+    running.cancel()
+    # One that is served had an id that was free again.
+    if not seen.exchange.is_ok:
+        await _is_still_good(ctx, request, handed, made)
+
+
+async def _is_still_good(
+    ctx: Context, request: pb.GenerateRequest, handed: pb.PrefillHandoff, made: float
+) -> None:
     stream = await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).end()
+    if time.monotonic() > made + _ttl(handed):
+        raise NotApplicable("a hand-off is old here before requests with it were refused")
     message = "a hand-off is not accepted after requests with it were refused"
     expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
 
@@ -199,9 +218,10 @@ async def cancelled_handoffs_are_freed(ctx: Context) -> None:
 
 @check("DIS-07", variant="expired", needs=("DIS-03", "DIS-07"), alone=True)
 async def old_handoffs_are_freed(ctx: Context) -> None:
-    """Nobody comes for it."""
+    """Nobody comes for them."""
     base = await _pending(ctx, ctx.bounds.reaction)
-    handed = handoff(await prefilled(ctx, ctx.request(max_tokens=TOKENS)))
+    for _ in range(SEVERAL):
+        handed = handoff(await prefilled(ctx, ctx.request(max_tokens=TOKENS)))
     await _is_freed(ctx, base, _patience(handed) + ctx.bounds.reaction)
 
 

@@ -42,6 +42,7 @@ MOST_INPUTS: Final = 512
 MOST_BYTES: Final = 3 * 1024 * 1024
 BYTES_OF_A_NUMBER: Final = 4
 CANCELLED: Final = (grpc.StatusCode.CANCELLED,)
+NOT_FOUND: Final = (grpc.StatusCode.NOT_FOUND,)
 
 
 @check("EMB-01")
@@ -80,8 +81,8 @@ async def dimensions_are_kept(ctx: Context) -> None:
 
 @check("EMB-03", needs=("EMB-01",))
 async def batches_change_nothing(ctx: Context) -> None:
-    """Each input alone and among longer ones."""
-    inputs = _inputs(ctx)
+    """Each input alone and among longer ones, and among others that begin and end as it does."""
+    inputs = [*_inputs(ctx), *_alike(ctx)]
     together = await _vectors(ctx, inputs)
     for tokens, vector in zip(inputs, together, strict=True):
         (alone,) = await _vectors(ctx, [tokens])
@@ -198,6 +199,16 @@ async def _most_inputs(ctx: Context) -> int:
     return min(MOST_INPUTS, MOST_BYTES // (BYTES_OF_A_NUMBER * len(vector)))
 
 
+@check("ERR-06", variant="embed", gate="embeddings", needs=("ERR-06", "EMB-01"))
+async def other_models_embed_nothing(ctx: Context) -> None:
+    """Names that nobody has, of models and of adapters; its own is served."""
+    for name in (ctx.config.model, *ctx.config.aliases):
+        _vectors_of(await embed(ctx, _inputs(ctx), model=name))
+    for name in ("no-such-model", f"{ctx.config.model}-2"):
+        refused = await embed(ctx, _inputs(ctx), model=name)
+        require_refusal(refused, NOT_FOUND, "model", pb.ERROR_REASON_MODEL_NOT_FOUND)
+
+
 @negative("embeddings")
 async def embed_is_refused(ctx: Context) -> None:
     """Embed itself."""
@@ -213,6 +224,13 @@ def _inputs(ctx: Context) -> list[list[int]]:
     return [ctx.prompt(length, salt=salt) for salt, length in enumerate(_lengths(ctx))]
 
 
+def _alike(ctx: Context) -> list[list[int]]:
+    """As long as each other, and different in one token in the middle."""
+    prompt = ctx.prompt(min(LONG, ctx.room(1)), salt=len(LENGTHS))
+    middle, others = len(prompt) // 2, ctx.prompt(MANY, salt=len(LENGTHS) + 1)
+    return [[*prompt[:middle], other, *prompt[middle + 1 :]] for other in sorted({*others, prompt[middle]})]
+
+
 async def embed(
     ctx: Context,
     inputs: Sequence[Sequence[int]],
@@ -220,11 +238,13 @@ async def embed(
     name: str = "",
     revision: int = 0,
     client: Client | None = None,
+    model: str = "",
 ) -> Exchange:
     """An `Embed`, whatever its end. With a `name` it has that id, with a `revision` its client has that."""
     asked = pb.PreprocessedEmbeddingRequest(
         token_ids=[pb.TokenSequence(token_ids=tokens) for tokens in inputs],
         dimensions=dimensions or None,
+        model=model,
     )
     request_id = name or ctx.request().request_id
     request = pb.EmbedRequest(request_id=request_id, request=asked, client_revision=revision)

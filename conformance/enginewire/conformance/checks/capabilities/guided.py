@@ -7,7 +7,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Final
 
@@ -23,9 +23,11 @@ from enginewire.conformance.oracle.languages import (
     PLACES,
     SCHEMA,
     Language,
+    Pairs,
     begins_an_instance,
     is_instance,
     keeps,
+    long_twins,
     twins,
 )
 from enginewire.conformance.running.registry import SHAPE, WHOLE, CheckFunction, Phase, check
@@ -41,6 +43,10 @@ UNLIKELY: Final = ("qzxjkvqwzxjqkvzw" * 4, "xqjzvkwqxzjvqkwx" * 4)
 PLAIN: Final = 16
 CHOICES: Final = 3
 KINDS: Final = ("GDE-01", "GDE-02", "GDE-03")
+ALIKE: Final = {
+    "same-text": (twins, "whose text was one of another kind as well", "one_text_is_a_guide_of_two_kinds"),
+    "same-beginning": (long_twins, "which begins as another one of its kind", "guides_may_begin_alike"),
+}
 ROOM: Final = 64
 """More tokens than any output below needs, white space aside."""
 
@@ -114,24 +120,26 @@ async def an_alternative_is_chosen(ctx: Context) -> None:
         expect(text in COLOURS, "the output is none of the alternatives", expected=COLOURS, seen=text)
 
 
-def _same_text(identifier: str) -> CheckFunction:
+def _alike(identifier: str, variant: str) -> CheckFunction:
+    make, how, name = ALIKE[variant]
+
     async def holds(ctx: Context) -> None:
-        """A text that was a guide of another kind before, in either order."""
-        found = await ctx.session.once("same-texts", lambda: _of_same_texts(ctx))
+        found = await ctx.session.once(f"guides/{variant}", lambda: _of_pairs(ctx, make))
         texts = [(language, text) for language, text in found if language.id == identifier]
         if not texts:
-            raise NotApplicable("no kind is advertised beside it whose guide may have the same text")
+            raise NotApplicable("no two guides are advertised that are alike in this")
         for language, text in texts:
-            message = "the output does not follow its guide, whose text was one of another kind as well"
+            message = f"the output does not follow its guide, {how}"
             expect(language.matches(text), message, expected=language.described, seen=text)
 
-    holds.__name__ = "one_text_is_a_guide_of_two_kinds"
+    holds.__doc__ = f"A guide {how}, in either order."
+    holds.__name__ = name
     return holds
 
 
-for _id in KINDS:
+for _id, _variant in (*product(KINDS, ["same-text"]), *product(KINDS[:2], ["same-beginning"])):
     _needs = (*SHAPE, *KINDS)
-    check(_id, variant="same-text", needs=_needs, gate="guided_modes", in_company=False)(_same_text(_id))
+    check(_id, variant=_variant, needs=_needs, gate="guided_modes", in_company=False)(_alike(_id, _variant))
 
 
 @check("GDE-01", variant="keywords", needs=(*SHAPE, "GDE-01"), gate="guided_modes", in_company=False)
@@ -275,8 +283,8 @@ async def _guided(ctx: Context, mode: pb.GuidedMode.ValueType, **changes: reques
     return choices
 
 
-async def _of_same_texts(ctx: Context) -> list[tuple[Language, str]]:
-    """Guides whose text is one of another kind as well, and the texts of their answers."""
+async def _of_pairs(ctx: Context, make: Callable[[str, str], Pairs]) -> list[tuple[Language, str]]:
+    """Guides, one after the other in either order, and the texts of their answers."""
 
     async def asked(pair: Iterable[Language]) -> list[tuple[Language, str]]:
         answers = []
@@ -288,7 +296,7 @@ async def _of_same_texts(ctx: Context) -> list[tuple[Language, str]]:
         return answers
 
     offered = set(ctx.capabilities.guided_modes)
-    pairs = [pair[::step] for step in (1, -1) for pair in twins(*_new_words())]
+    pairs = [pair[::step] for step in (1, -1) for pair in make(*_new_words())]
     can = [pair for pair in pairs if offered.issuperset(language.mode for language in pair)]
     return [each for some in await asyncio.gather(*map(asked, can)) for each in some]
 

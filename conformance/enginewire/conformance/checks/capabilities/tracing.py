@@ -10,9 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from enginewire import v1 as pb
+from enginewire.conformance.checks.capabilities.continued_traces import (
+    EXPORT_SECONDS,
+    STATE,
+    Caller,
+    collector_of,
+    generate,
+)
 from enginewire.conformance.checks.capabilities.endings import Way, endings
-from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, check_in
 from enginewire.conformance.running.registry import Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import pause
@@ -20,14 +25,10 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.views import detokenizer
 from enginewire.conformance.wire.exchange import Metadata
-from enginewire.conformance.wire.foreign.collector import Collector, Span
-from enginewire.conformance.wire.over_a_stream import CallOverStream
+from enginewire.conformance.wire.foreign.collector import Span
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
-EXPORT_SECONDS: Final = 8.0
-"""Exporters gather spans for 5 s when nobody says anything else."""
-STATE: Final = "kit=1,other=a:b"
 MOST_TEXT: Final = 8
 """Characters. What is shorter may be there by chance."""
 TOKENS: Final = 12
@@ -37,24 +38,6 @@ NOT_IN_ANY_VOCABULARY: Final = 2**31
 ROUNDS: Final = 4
 """What happens beside a request in each of them is no chance."""
 NOTHING: Final = "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: a trace of its own, and the span in it under which it asks."""
-
-    trace_id: str
-    span_id: str
-
-    @classmethod
-    def new(cls) -> Caller:
-        """One that was never there before."""
-        return cls(secrets.token_hex(16), secrets.token_hex(8))
-
-    def metadata(self, *, is_sampled: bool = True) -> Metadata:
-        """As it travels."""
-        parent = f"00-{self.trace_id}-{self.span_id}-{'01' if is_sampled else '00'}"
-        return (("traceparent", parent), ("tracestate", STATE))
 
 
 MALFORMED: Final[tuple[Callable[[Caller], str], ...]] = (
@@ -68,30 +51,12 @@ MALFORMED: Final[tuple[Callable[[Caller], str], ...]] = (
 """With ids in them that could be taken for some."""
 
 
-@check_in("MDT-02", PLAIN, CHOICES, MULTIPLEXED, in_company=False)
-async def traces_go_on(ctx: Context, shape: Shape) -> None:
-    """A request with a sampled `traceparent`: a span of that trace has the caller's as its parent."""
-    caller = Caller.new()
-    await _generate(ctx, caller.metadata(), shape)
-    await _continued(ctx, caller)
-
-
-@check("MDT-02", variant="embedded", gate="embeddings", in_company=False)
-async def traces_of_embeddings_go_on(ctx: Context) -> None:
-    """The same with Embed."""
-    caller, request = Caller.new(), pb.EmbedRequest(request_id=ctx.request().request_id)
-    request.request.token_ids.add(token_ids=ctx.prompt(4))
-    seen = await ctx.client.ask("EmbeddingService.Embed", request, metadata=caller.metadata())
-    expect(seen.is_ok, "an embedding with a trace failed", expected="OK", seen=seen.status)
-    await _continued(ctx, caller)
-
-
 @check("TRC-01", in_company=False)
 async def malformed_traces_are_not_continued(ctx: Context) -> None:
     """Malformed ones with ids that could be taken for some, then a good one."""
     sent = {make(caller): caller for make in MALFORMED for caller in [Caller.new()]}
     for wrong in sent:
-        await _generate(ctx, (("traceparent", wrong), ("tracestate", STATE)))
+        await generate(ctx, (("traceparent", wrong), ("tracestate", STATE)))
     for span in await _spans_beside_another(ctx, *sent.values()):
         wrong = next(each for each, caller in sent.items() if caller.trace_id == span.trace_id)
         raise Violation(f"a span has the trace of the malformed traceparent {wrong}", seen=span.name)
@@ -102,7 +67,7 @@ async def what_is_not_sampled_has_no_spans(ctx: Context) -> None:
     """Ones of every shape and end that are not sampled, each between two that are."""
     asked, strays = await _ask_in_every_way(ctx, is_sampled=False)
     for one in asked:
-        spans = _collector(ctx).of([one.caller.trace_id])
+        spans = collector_of(ctx).of([one.caller.trace_id])
         message = f"a request that is not sampled has spans ({one.way})"
         expect(not spans, message, expected="none", seen=spans)
     message = "each request that is not sampled has spans in a trace of its own"
@@ -119,7 +84,7 @@ async def the_state_is_kept(ctx: Context) -> None:
             await ask(caller.metadata())
     await _all_of(ctx, callers["served"])
     for way, caller in callers.items():
-        for span in _collector(ctx).of([caller.trace_id]):
+        for span in collector_of(ctx).of([caller.trace_id]):
             message = f"the span {span.name} has another tracestate than its caller ({way})"
             expect_equal(span.state, STATE, message)
 
@@ -129,7 +94,7 @@ async def spans_hold_no_secrets(ctx: Context) -> None:
     """A prompt, its answer and metadata, in whichever form a span could hold them; and those of refusals."""
     caller, private = Caller.new(), secrets.token_hex(12)
     request = requests.change(ctx.request(max_tokens=ctx.tokens(TOKENS)), token_ids=ctx.prompt(TOKENS))
-    tokens = await _generate(ctx, (*caller.metadata(), ("x-kit-private", private)), request=request)
+    tokens = await generate(ctx, (*caller.metadata(), ("x-kit-private", private)), request=request)
     unknown = NOT_IN_ANY_VOCABULARY + secrets.randbelow(NOT_IN_ANY_VOCABULARY)
     wrong = ctx.request(token_ids=[*ctx.prompt(2), unknown])
     # Whether these are refused, and why, is for others to judge.
@@ -159,7 +124,7 @@ async def spans_make_one_tree(ctx: Context) -> None:
     """
     asked, strays = await _ask_in_every_way(ctx)
     for one in asked:
-        _is_tree(one.caller, _collector(ctx).of([one.caller.trace_id]), one.way)
+        _is_tree(one.caller, collector_of(ctx).of([one.caller.trace_id]), one.way)
     message = "each request has spans in a trace that is not its caller's"
     expect(not strays, message, expected="none", seen=strays)
 
@@ -182,7 +147,7 @@ async def spans_of_the_queue_make_one_tree(ctx: Context) -> None:
             await asker.late(late.metadata())
     await _spans_beside_another(ctx)
     for caller in callers:
-        _is_tree(caller, _collector(ctx).of([caller.trace_id]), "in the queue")
+        _is_tree(caller, collector_of(ctx).of([caller.trace_id]), "in the queue")
 
 
 async def _aborted_in_the_queue(
@@ -250,7 +215,7 @@ async def _round(ctx: Context, *, is_sampled: bool) -> list[Asked]:
 async def _marked(ctx: Context) -> Caller:
     """Who asked for something that is sampled, and got it."""
     caller = Caller.new()
-    await _generate(ctx, caller.metadata())
+    await generate(ctx, caller.metadata())
     return caller
 
 
@@ -259,7 +224,7 @@ def _strays(ctx: Context, asked: list[Asked]) -> list[str]:
 
     But for those that also begin where nothing is asked for: they are of something that is no request.
     """
-    collector, begun = _collector(ctx), defaultdict[str, list[set[str]]](list)
+    collector, begun = collector_of(ctx), defaultdict[str, list[set[str]]](list)
     known = {caller.trace_id for one in asked for caller in (one.caller, one.before, one.after)}
     others = [span for span in collector.spans if span.trace_id not in known]
     for one in asked:
@@ -274,51 +239,17 @@ def _strays(ctx: Context, asked: list[Asked]) -> list[str]:
 @check("TRC-06", in_company=False, alone=True)
 async def a_collector_that_hangs_holds_up_nobody(ctx: Context) -> None:
     """Requests before and after an export that gets no answer."""
-    collector = _collector(ctx)
+    collector = collector_of(ctx)
     collector.hold()
     try:
-        await _generate(ctx, Caller.new().metadata())
+        await generate(ctx, Caller.new().metadata())
         expect(
             await collector.until(lambda: collector.num_held > 0, EXPORT_SECONDS * ctx.bounds.scale),
             "nothing was exported of a sampled request",
         )
-        await _generate(ctx, Caller.new().metadata())
+        await generate(ctx, Caller.new().metadata())
     finally:
         collector.release()
-
-
-def _collector(ctx: Context) -> Collector:
-    if ctx.session.collector is None:
-        raise NotApplicable("needs --otlp-listen, and a target that sends its spans there")
-    return ctx.session.collector
-
-
-async def _generate(
-    ctx: Context, metadata: Metadata, shape: Shape = PLAIN, request: pb.GenerateRequest | None = None
-) -> list[int]:
-    """The tokens of a request that has to be answered in time."""
-    request = request or ctx.request(max_tokens=2)
-    if shape.choices > 1:
-        request = requests.change(request, n=min(shape.choices, ctx.choices(shape.choices)))
-    timeout = 2 * ctx.bounds.answer
-    call = (
-        CallOverStream(ctx.client, request, timeout=timeout, metadata=metadata)
-        if shape.is_multiplexed
-        else ctx.client.generate(request, timeout=timeout, metadata=metadata)
-    )
-    seen = await call.finish()
-    expect(seen.is_ok, "a request with a trace failed", expected="OK", seen=seen.status)
-    return [token for each in seen.messages for token in each.output.token_ids]  # type: ignore[attr-defined]
-
-
-async def _continued(ctx: Context, caller: Caller) -> None:
-    def is_there() -> bool:
-        return any(span.parent_id == caller.span_id for span in collector.of([caller.trace_id]))
-
-    collector = _collector(ctx)
-    if not await collector.until(is_there, EXPORT_SECONDS * ctx.bounds.scale):
-        seen = collector.of([caller.trace_id]) or f"{len(collector.spans)} spans of other traces"
-        raise Violation("no span has the caller's as its parent", expected=caller.span_id, seen=seen)
 
 
 async def _all_of(ctx: Context, *callers: Caller) -> list[Span]:
@@ -332,8 +263,8 @@ async def _all_of(ctx: Context, *callers: Caller) -> list[Span]:
 async def _spans_beside_another(ctx: Context, *callers: Caller) -> list[Span]:
     """The spans of these callers, when those of a later request have come."""
     later = Caller.new()
-    await _generate(ctx, later.metadata())
-    collector, within = _collector(ctx), EXPORT_SECONDS * ctx.bounds.scale
+    await generate(ctx, later.metadata())
+    collector, within = collector_of(ctx), EXPORT_SECONDS * ctx.bounds.scale
     if not await collector.until(lambda: bool(collector.of([later.trace_id])), within):
         raise NotApplicable("no request has spans, which is for MDT-02 to judge")
     return collector.of([caller.trace_id for caller in callers])

@@ -7,6 +7,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.adapters import load, new_name, unload
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import (
@@ -20,13 +21,14 @@ from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.conformance.wire.loads import describe_load, is_idle
 from enginewire.conformance.wire.secrets import SECRETS
-from enginewire.conformance.wire.violation import Violation, expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 MOST_DETAIL_BYTES: Final = 4096
 REPEATS: Final = 10
 FEW: Final = 2
 """Tokens of a good request."""
 CUT: Final = b'{"cut": '
+ANY_PATH: Final = re.compile(r"(?<![\w.:/])/[\w.-]+/[\w.-]+")
 
 
 @check("ERR-11", needs=SHAPE)
@@ -101,16 +103,34 @@ async def messages_tell_no_secrets(ctx: Context) -> None:
     told = [(refused.invalid.request, refused.exchange) for refused in await refusals(ctx)]
     for request, exchange in (*told, (cut, await ctx.refused(cut))):
         said = _said(exchange)
-        for what, pattern in SECRETS.items():
-            found = pattern.search(said)
-            expect(
-                not found,
-                f"a message contains {what}",
-                seen=found and said[max(found.start() - 40, 0) :][:120],
-            )
+        _tells_nothing(said)
         ids = request.request.token_ids[:3]
         echoed = len(ids) == 3 and re.search(r"\D+".join(map(str, ids)), said)
         expect(not echoed, "a message contains the prompt", seen=said[:120])
+
+
+@check("ERR-18", variant="adapter", gate="lora", needs=("ERR-18", "LOR-01"))
+async def refused_adapters_tell_no_paths(ctx: Context) -> None:
+    """A source that is not there: where it would be is for the host alone."""
+    missing, name = f"{ctx.session.options.sources(1)[0]}-that-is-not-there", new_name(ctx)
+    exchange = await load(ctx, name, missing)
+    if exchange.is_ok:
+        await unload(ctx, name)
+        raise NotApplicable("a source that is not there is loaded, as far as one can see")
+    said = _said(exchange).replace(missing, "")
+    _tells_nothing(said)
+    found = ANY_PATH.search(said)
+    expect(not found, "a message contains a path of the host", seen=found and said[:120])
+
+
+def _tells_nothing(said: str) -> None:
+    for what, pattern in SECRETS.items():
+        found = pattern.search(said)
+        expect(
+            not found,
+            f"a message contains {what}",
+            seen=found and said[max(found.start() - 40, 0) :][:120],
+        )
 
 
 @check("ERR-19", needs=SHAPE, alone=True)

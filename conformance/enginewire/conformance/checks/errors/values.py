@@ -201,11 +201,15 @@ async def unknown_enum_numbers_do_no_harm(ctx: Context) -> None:
 
 @check("ERR-21", needs=SHAPE)
 async def lists_do_not_contradict_each_other(ctx: Context) -> None:
-    """One token allowed and forbidden, two, and one among words that are not single tokens."""
+    """One token allowed and forbidden, two, one that is named twice, and one among words of several."""
     if not ctx.capabilities.allowed_token_ids:
         raise NotApplicable("bad words alone cannot forbid a vocabulary without allowed_token_ids")
     first, second = sorted(set(ctx.prompt(8)))[:2]
-    for allowed, words in (([first], [[first]]), ([first, second], [[second], [first, first], [first]])):
+    for allowed, words in (
+        ([first], [[first]]),
+        ([first, first], [[first]]),
+        ([first, second], [[second], [first, first], [first]]),
+    ):
         lists: dict[str, Value] = {"allowed_token_ids": allowed, "bad_words_token_ids": _words(words)}
         exchange = await ctx.rejects(lists, codes=INVALID, field="")
         _require_a_list(exchange)

@@ -1,4 +1,4 @@
-"""ERR-16, ERR-24, ERR-26, and ids and streams in the same place: requests for which there is no room."""
+"""ERR-16, ERR-24, ERR-26, and ids, streams and adapters in the same place: requests that find no room."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.adapters import loaded, unload
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
@@ -164,6 +166,24 @@ async def health_agrees_when_there_is_no_room(ctx: Context) -> None:
         expect_equal(seen, health_types.NAMES[expected], message)
 
 
+@check(
+    "LOR-05",
+    variant="refused",
+    needs=(*SHAPE, "LOR-01", "LOR-05", "ERR-16"),
+    phase=Phase.LOAD,
+    alone=True,
+    in_company=False,
+)
+async def adapters_are_free_of_what_was_refused(ctx: Context) -> None:
+    """More requests for one than there is room for: when all have ended, none of them uses it."""
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
+        await _overloaded(ctx, lora_name=name)
+        await ctx.idle()
+        exchange = await unload(ctx, name)
+        message = "an adapter stays in use by requests that found no room"
+        expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
+
+
 def _id(exchange: Exchange) -> str:
     return cast(pb.GenerateRequest, exchange.request).request_id
 
@@ -189,13 +209,13 @@ async def _overload(ctx: Context) -> Overload:
     return overload
 
 
-async def _overloaded(ctx: Context) -> Overload:
+async def _overloaded(ctx: Context, **changes: Value) -> Overload:
     if not (ctx.config.HasField("max_num_seqs") and ctx.limits.HasField("max_num_queued_reqs")):
         raise NotApplicable("EngineConfig.max_num_seqs or Limits.max_num_queued_reqs is absent")
     room = slots_of(ctx.config) + ctx.limits.max_num_queued_reqs
     if room > MOST_SLOTS + MOST_QUEUED:
         raise NotApplicable(f"{room} requests are more than the kit sends")
-    overload, most_waiting = await _flood(ctx, room + BEYOND)
+    overload, most_waiting = await _flood(ctx, room + BEYOND, **changes)
     most = ctx.limits.max_num_queued_reqs
     expect(most_waiting <= most, "more requests wait than fit", expected=most, seen=most_waiting)
     if not overload.calls:
@@ -203,7 +223,7 @@ async def _overloaded(ctx: Context) -> Overload:
     return overload
 
 
-async def _flood(ctx: Context, count: int) -> tuple[Overload, int]:
+async def _flood(ctx: Context, count: int, **changes: Value) -> tuple[Overload, int]:
     """So many long requests at once: what failed, and how many waited at most."""
     observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
     # All are read, or their data would fill the connection; but seldom and through a narrow window, or the
@@ -212,7 +232,8 @@ async def _flood(ctx: Context, count: int) -> tuple[Overload, int]:
     readers = []
     while len(streams) < count and not _failed(streams):
         client = ctx.connect(None, *NARROW)
-        burst = [ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.check) for _ in range(BURST)]
+        wanted = [ctx.long_request(**changes) for _ in range(BURST)]
+        burst = [ctx.start(each, client=client, timeout=ctx.bounds.check) for each in wanted]
         readers += [asyncio.ensure_future(_read_seldom(stream)) for stream in burst]
         streams += burst
         await asyncio.wait(readers, timeout=BURST_SECONDS, return_when=asyncio.FIRST_COMPLETED)

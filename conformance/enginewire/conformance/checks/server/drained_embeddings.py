@@ -1,11 +1,12 @@
-"""DRN: requests to embed that are in flight when a drain begins."""
+"""DRN: requests to embed that are in flight when a drain begins, or come after that."""
 
 from __future__ import annotations
 
-from enginewire.conformance.checks.capabilities.embeddings import is_live, lasting_embedding
-from enginewire.conformance.checks.server.drains import begun, final_of, state_name
-from enginewire.conformance.running.registry import Phase, check
-from enginewire.conformance.session.context import Context
+from enginewire import v1 as pb
+from enginewire.conformance.checks.capabilities.embeddings import embed, is_live, lasting_embedding
+from enginewire.conformance.checks.server.drains import UNAVAILABLE, begun, final_of, in_flight, state_name
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.wire.loads import describe_load
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
@@ -30,3 +31,21 @@ async def drained_means_without_embeddings(ctx: Context) -> None:
         raise NotApplicable("the longest request to embed ends before a drain can be seen to wait for it")
     message = f"a drain ends as {state_name(final)} while a request to embed is in flight"
     expect(is_over, message, expected="nothing in flight", seen=describe_load(load))
+
+
+@check(
+    "DRN-02",
+    variant="embeddings",
+    gate="embeddings",
+    phase=Phase.DESTRUCTIVE,
+    needs=(*SHAPE, "EMB-01", "DRN-02"),
+)
+async def later_ones_embed_nothing(ctx: Context) -> None:
+    """While a stream is still in flight, and after the end of the drain."""
+    (stream,) = await in_flight(ctx, 1)
+    drain = await begun(ctx)
+    during = await embed(ctx, [ctx.prompt()])
+    await stream.end()
+    await drain.finish()
+    for exchange in (during, await embed(ctx, [ctx.prompt()])):
+        require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)

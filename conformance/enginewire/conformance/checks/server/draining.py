@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Final, cast
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.server.drains import (
     DRAIN,
+    UNAVAILABLE,
     begun,
     beyond_the_slots,
     final_of,
@@ -37,7 +37,6 @@ CALLERS: Final = 3
 KINDS: Final = 5
 RUNS, WAITS = 1, 2
 """Handles of a stream."""
-UNAVAILABLE: Final = (grpc.StatusCode.UNAVAILABLE,)
 
 
 @check("DRN-01", phase=Phase.DESTRUCTIVE, needs=WHOLE)

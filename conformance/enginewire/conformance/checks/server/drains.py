@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from typing import Final, cast
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
@@ -18,6 +19,7 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import Violation, expect
 
 DRAIN: Final = "EngineService.Drain"
+UNAVAILABLE: Final = (grpc.StatusCode.UNAVAILABLE,)
 LARGE_PROMPT: Final = 4096
 TOKENS: Final = 16
 LOOKS: Final = 8

@@ -129,23 +129,24 @@ async def changes_are_sent_during_a_drain(ctx: Context) -> None:
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def the_interval_holds(ctx: Context) -> None:
-    """While requests come and go: the usual interval, shorter ones, a drawn and a long one side by side.
+    """While requests come and go: the usual interval, a drawn and a long one, between the shortest ones.
 
     Before the first of them nothing happens for some intervals, of which nothing is made up for.
     """
     idle = await ctx.idle()
     drawn = random.Random(f"{ctx.session.options.seed}/watch").randint(2 * USUAL, SECOND)
-    watches = {interval: _watch(ctx, interval) for interval in (USUAL, SHORT, SHORTEST, drawn, HOUR)}
+    intervals = (SHORTEST, USUAL, SHORT, drawn, HOUR, SHORTEST)
+    watches = [(interval, _watch(ctx, interval)) for interval in intervals]
     first = time.monotonic()
-    counting = {interval: asyncio.ensure_future(watch.finish()) for interval, watch in watches.items()}
+    counting = [asyncio.ensure_future(watch.finish()) for _, watch in watches]
     await asyncio.sleep(LULL_SECONDS)
     began = time.monotonic()
     end = max(began + WATCHED_SECONDS, first + OVER_A_SECOND)
     while time.monotonic() < end:
         await ctx.generate(ctx.request())
-    for interval, watch in watches.items():
+    for (interval, watch), counted in zip(watches, counting, strict=True):
         watch.cancel()
-        arrived = (await counting[interval]).arrived
+        arrived = (await counted).arrived
         count = len(arrived)
         # From the call on: what was sent before its first load was read may have been on its way for long.
         most = (time.monotonic() - watch.exchange.started_at) * 1000 / (interval * PUNCTUAL) + 1

@@ -45,10 +45,18 @@ async def completion_tokens_are_counted(ctx: Context) -> None:
 
 @check("USE-02", needs=(*SHAPE, "USE-04"), counts_prompt=True)
 async def prompt_tokens_are_counted(ctx: Context) -> None:
-    """As many as the request had."""
-    for length in (1, 11):
-        stream = await ctx.generate(ctx.request(token_ids=ctx.prompt(length)))
-        expect_equal(stream.usage.prompt_tokens, length, "prompt_tokens is not the length of token_ids")
+    """As many as the request had, also where it begins twice with what templates begin with."""
+    beginnings = [[token] * 2 for token in _special(ctx)]
+    for prompt in (ctx.prompt(1), ctx.prompt(11), *(twice + ctx.prompt(3) for twice in beginnings)):
+        stream = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=1))
+        expect_equal(stream.usage.prompt_tokens, len(prompt), "prompt_tokens is not the length of token_ids")
+
+
+def _special(ctx: Context) -> list[int]:
+    """Ends of sequence and their neighbours, and both ends of the vocabulary: where special tokens stand."""
+    size = ctx.config.vocab_size
+    beside_ends = {token + step for token in ctx.config.eos_token_ids for step in (-1, 0, 1)}
+    return sorted(token for token in beside_ends | {0, 1, size - 1} if 0 <= token < size)
 
 
 @check("USE-03", needs=(*SHAPE, "USE-04"))

@@ -32,6 +32,52 @@ class LoraReloadNeedsRoom(Reference):
             raise Refusal(pb.ERROR_REASON_ADAPTER_LIMIT, "as many adapters as may be are loaded")
 
 
+@mutant("adapters_in_the_order_of_loads", kills="LOR-02")
+class AdaptersInTheOrderOfLoads(Reference):
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        await super().list_adapters()
+        return pb.ListAdaptersResponse(adapters=map(self.adapter, self.adapters))
+
+
+@mutant("adapters_are_shown_with_their_first_source", kills="LOR-02")
+class AdaptersAreShownWithTheirFirstSource(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[str, pb.Adapter] = {}
+
+    def adapter(self, name: str) -> pb.Adapter:
+        return self._shown.setdefault(name, super().adapter(name))
+
+
+@mutant("refused_requests_keep_their_adapter", kills="LOR-05/refused")
+class RefusedRequestsKeepTheirAdapter(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: set[str] = set()
+
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal:
+            self._kept.add(job.request.routing.lora_name)
+            raise
+
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        if request.name in self._kept:
+            raise Refusal(pb.ERROR_REASON_ADAPTER_IN_USE, "name: requests use it", field="name")
+        return await super().unload_adapter(request)
+
+
+@mutant("sources_are_shown_with_their_folder", kills="ERR-18/adapter")
+class SourcesAreShownWithTheirFolder(Reference):
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        try:
+            return await super().load_adapter(request)
+        except Refusal as refusal:
+            refusal.args = (f"{refusal} (/data/adapters/{request.source})",)
+            raise
+
+
 @mutant("list_stale", kills="LOR-02")
 class ListStale(Reference):
     def __init__(self) -> None:

@@ -140,6 +140,20 @@ class PromptNotCompared(Decode):
             await super().claim(request)
 
 
+@mutant("claims_before_it_looks_at_the_id", kills="DIS-03/refused-before")
+class ClaimsBeforeItLooksAtTheId(Decode):
+    def check_live(self, request_id: str) -> None:
+        if not self._is_early:
+            super().check_live(request_id)
+        self._is_early = False
+
+    def check_abort(self, request_id: str) -> None:
+        super().check_abort(request_id)
+        self._is_early = True
+
+    _is_early = False
+
+
 @mutant("expired_handoff_ok", kills="DIS-05/expired")
 class ExpiredHandoffOk(Prefill):
     def __init__(self) -> None:
@@ -182,6 +196,20 @@ class PrefillKvLeak(Prefill):
         self._leaked += before - len(self.pending)
 
     _leaked = 0
+
+
+@mutant("only_the_first_expires", kills="DIS-07/expired")
+class OnlyTheFirstExpires(PrefillKvLeak):
+    """The others stay until one more is made."""
+
+    def forget_old(self) -> None:
+        before = len(self.pending)
+        Prefill.forget_old(self)
+        self._leaked += max(before - len(self.pending) - 1, 0)
+
+    def hand_over(self, job: Job) -> pb.PrefillHandoff:
+        self._leaked = 0
+        return super().hand_over(job)
 
 
 @mutant("claimed_kv_leak", kills="DIS-07")

@@ -30,6 +30,22 @@ class OrderOfManySwapped(Reference):
         return super().vectors(sorted(inputs, key=len) if len(inputs) > 16 else inputs)
 
 
+@mutant("inputs_that_begin_alike_are_one", kills="EMB-03")
+class InputsThatBeginAlikeAreOne(Reference):
+    """Computed once in a batch, and known by length and beginning."""
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        known: dict[tuple[int, ...], Sequence[int]] = {}
+        return super().vectors([known.setdefault((len(each), *each[:16]), each) for each in inputs])
+
+
+@mutant("any_model_embeds", kills="ERR-06/embed")
+class AnyModelEmbeds(Reference):
+    def check_embed(self, request: pb.EmbedRequest) -> None:
+        request.request.ClearField("model")
+        super().check_embed(request)
+
+
 @mutant("dims_wrong", kills="EMB-02")
 class DimsWrong(Reference):
     async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:

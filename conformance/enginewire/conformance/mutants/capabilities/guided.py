@@ -62,6 +62,16 @@ class GuidesAreKnownByTheirText(Reference):
         return self._known.setdefault(text, guide)
 
 
+@mutant("guides_are_known_by_their_beginning", kills=("GDE-01/same-beginning", "GDE-02/same-beginning"))
+class GuidesAreKnownByTheirBeginning(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, grammar.Guide] = {}
+
+    def compiled(self, guided: pb.GuidedDecoding) -> grammar.Guide:
+        return self._known.setdefault(str(guided)[:1000], super().compiled(guided))
+
+
 @mutant("inner_keywords_are_not_looked_at", kills="GDE-01/keywords")
 class InnerKeywordsAreNotLookedAt(Reference):
     """Only those at the top of a schema."""

@@ -37,6 +37,16 @@ class SubmitsHaveTheTraceOfTheirStream(Traced):
         return call.metadata
 
 
+@mutant("submits_have_the_trace_of_the_first", kills="MDT-02/submits")
+class SubmitsHaveTheTraceOfTheFirst(Traced):
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[int, Metadata] = {}
+
+    def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
+        return self._first.setdefault(id(call), super().metadata_of(submit, call))
+
+
 @mutant("embeddings_have_no_spans", kills="MDT-02/embedded")
 class EmbeddingsHaveNoSpans(Traced):
     async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:

@@ -149,6 +149,15 @@ class ContradictionOfTwoAccepted(ContradictionAccepted):
             Reference.check_contradictions(self, options)
 
 
+@mutant("contradiction_of_a_repeated_id_accepted", kills="ERR-21")
+class ContradictionOfARepeatedIdAccepted(ContradictionAccepted):
+    """Lists of different lengths cannot be the same."""
+
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        if len(set(options.allowed_token_ids)) == len(options.allowed_token_ids):
+            Reference.check_contradictions(self, options)
+
+
 @mutant("contradiction_names_another_field", kills="ERR-21")
 class ContradictionNamesAnotherField(Reference):
     def check_contradictions(self, options: pb.SamplingOptions) -> None:

@@ -10,6 +10,7 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.wire.foreign import health_types
 
 REMEMBERED_SECONDS = 1.0
@@ -144,6 +145,22 @@ class TheEndOfAGraceHidesACleanup(Reference):
         if self.state == pb.ENGINE_STATE_STOPPED and self.live and had_grace:
             raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
         super().check_state()
+
+
+@mutant("drains_let_embeddings_in", kills="DRN-02/embeddings")
+class DrainsLetEmbeddingsIn(Reference):
+    def check_state(self) -> None:
+        if not self._embeds:
+            super().check_state()
+
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        self._embeds = self.state == pb.ENGINE_STATE_DRAINING
+        try:
+            return await super().embed(request, call)
+        finally:
+            self._embeds = False
+
+    _embeds = False
 
 
 @mutant("drains_forget_embeddings", kills="DRN-05/embeddings")

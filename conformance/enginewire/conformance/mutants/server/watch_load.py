@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -62,6 +63,22 @@ class WatchSendsOnceASecondAtLeast(Reference):
             yield response
 
 
+@mutant("watches_share_an_interval", kills="WLD-03")
+class WatchesShareAnInterval(Reference):
+    """That of whoever came last."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        async for response in super().watch_load(request):
+            yield response
+            break
+        self._interval, sent = request.min_interval_ms or 100, response.load
+        while True:
+            await asyncio.sleep(self._interval / 1000)
+            if (load := self.load()) != sent:
+                yield pb.WatchLoadResponse(load=load)
+                sent = load
+
+
 @mutant("watch_knows_three_intervals", kills="WLD-03")
 class WatchKnowsThreeIntervals(Reference):
     """The longest of them is the usual one."""
@@ -95,7 +112,7 @@ class WatchLeavesOutWhatComesTooSoon(Reference):
     """A change within the interval is dropped, and not told later."""
 
     async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
-        interval, told = request.min_interval_ms, 0.0
+        interval, told = request.min_interval_ms, -math.inf
         if interval >= 300:
             request.min_interval_ms = 10
         async for response in super().watch_load(request):

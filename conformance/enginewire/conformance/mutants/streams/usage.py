@@ -28,6 +28,16 @@ def prompt_usage_wrong(usage: pb.CompletionUsage) -> None:
     usage.total_tokens += 1
 
 
+@mutant("a_doubled_beginning_counts_once", kills="USE-02", also=("USE-02/seen", "USE-03/seen"))
+class ADoubledBeginningCountsOnce(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage, prompt = super().usage(job), job.request.token_ids
+        if len(prompt) > 1 and prompt[0] == prompt[1] and prompt[0] in self.settings.eos_token_ids:
+            usage.prompt_tokens -= 1
+            usage.total_tokens -= 1
+        return usage
+
+
 @changed(Reference.usage, "total_wrong", kills="USE-03")
 def total_wrong(usage: pb.CompletionUsage) -> None:
     usage.total_tokens = usage.completion_tokens

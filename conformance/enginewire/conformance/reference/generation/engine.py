@@ -57,11 +57,15 @@ class Engine(Choices):
         known = self.config.capabilities.annotations
         return [pb.EngineEvent(event=key, comment=[value]) for key, _, value in asked if key in known]
 
-    def admit(self, job: Job) -> None:
-        """Put a job into the queue, or raise Refusal."""
-        if job.request_id in self.live:
+    def check_live(self, request_id: str) -> None:
+        """Raise Refusal for an id that a live request has."""
+        if request_id in self.live:
             message = "request_id: is in use by a live request"
             raise Refusal(pb.ERROR_REASON_DUPLICATE_ID, message, field="request_id")
+
+    def admit(self, job: Job) -> None:
+        """Put a job into the queue, or raise Refusal."""
+        self.check_live(job.request_id)
         if self.blocks_for(job) > self.settings.total_blocks:
             raise Refusal(pb.ERROR_REASON_KV_EXHAUSTED, "the request needs more KV blocks than there are")
         if len(self.waiting) >= self.settings.max_queued:
