@@ -58,9 +58,7 @@ async def traces_of_embeddings_go_on(ctx: Context) -> None:
     await continued(ctx, caller)
 
 
-@check(
-    "MDT-02", variant="submits", gate="multiplexed", needs=("MUX-01", "MDT-02/multiplexed"), in_company=False
-)
+@check("MDT-02", variant="submits", gate="multiplexed", needs=("MUX-01",), alone=True, in_company=False)
 async def traces_of_submits_go_on(ctx: Context) -> None:
     """Two requests on one stream, each with a trace of its own."""
     callers = [Caller.new() for _ in range(2)]

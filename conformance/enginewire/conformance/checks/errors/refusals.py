@@ -109,7 +109,7 @@ async def messages_tell_no_secrets(ctx: Context) -> None:
         expect(not echoed, "a message contains the prompt", seen=said[:120])
 
 
-@check("ERR-18", variant="adapter", gate="lora", needs=("ERR-18", "LOR-01"))
+@check("ERR-18", variant="adapter", gate="lora", needs=("ERR-18", "LOR-01"), alone=True)
 async def refused_adapters_tell_no_paths(ctx: Context) -> None:
     """A source that is not there: where it would be is for the host alone."""
     missing, name = f"{ctx.session.options.sources(1)[0]}-that-is-not-there", new_name(ctx)

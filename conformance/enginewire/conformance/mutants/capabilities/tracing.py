@@ -15,7 +15,7 @@ from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.variants.traced import Metadata, Trace, Traced
 
-EVERYWHERE: Final = ("MDT-02", "MDT-02/choices", "MDT-02/multiplexed", "MDT-02/embedded")
+EVERYWHERE: Final = ("MDT-02", "MDT-02/choices", "MDT-02/multiplexed", "MDT-02/submits", "MDT-02/embedded")
 
 
 @mutant("traces_begin_anew", kills=EVERYWHERE)
@@ -31,7 +31,10 @@ class TheCallersSpanIsForgotten(Traced):
         return super().spans(replace(trace, parent_id=b""))
 
 
-@mutant("submits_have_the_trace_of_their_stream", kills=("MDT-02/multiplexed", "TRC-02", "TRC-05"))
+@mutant(
+    "submits_have_the_trace_of_their_stream",
+    kills=("MDT-02/multiplexed", "MDT-02/submits", "TRC-02", "TRC-05"),
+)
 class SubmitsHaveTheTraceOfTheirStream(Traced):
     def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
         return call.metadata

@@ -36,10 +36,12 @@ class WatchSendsOnce(Reference):
 
 @mutant("watch_ends_with_the_drain", kills="WLD-02/draining")
 class WatchEndsWithTheDrain(Reference):
+    """With that of a server that is busy."""
+
     async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
         async for response in super().watch_load(request):
             yield response
-            if response.load.state == pb.ENGINE_STATE_DRAINING:
+            if response.load.state == pb.ENGINE_STATE_DRAINING and response.load.running:
                 return
 
 
