@@ -85,18 +85,20 @@ async def who_is_handed_back_has_ended(ctx: Context) -> None:
 
 @asynccontextmanager
 async def _running_on_a_stream(ctx: Context) -> AsyncIterator[Multiplexed | None]:
-    """A stream on which one request runs, where that leaves slots for others; None elsewhere."""
-    if not ctx.capabilities.multiplexed or slots_of(ctx.config) < 2:
+    """A stream on which one request runs, or has run where that left no slot; None without streams."""
+    if not ctx.capabilities.multiplexed:
         yield None
         return
     async with open_stream(ctx) as stream:
-        stream.submit(RUNS, ctx.long_request())
+        stream.submit(RUNS, ctx.long_request() if slots_of(ctx.config) > 1 else ctx.request())
         await stream.until(lambda: bool(stream.handle(RUNS).tokens))
+        if slots_of(ctx.config) == 1:
+            await stream.until_ended(RUNS)
         yield stream
 
 
 def _slots_left(ctx: Context, stream: Multiplexed | None) -> int:
-    return slots_of(ctx.config) - bool(stream)
+    return max(slots_of(ctx.config) - bool(stream), 1)
 
 
 async def _is_not_lost_on(stream: Multiplexed) -> None:
