@@ -23,6 +23,7 @@ from enginewire.conformance.reference.capabilities.stop_strings import StopStrin
 from enginewire.conformance.reference.capabilities.thinking import Thinking
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.reference.settings import KEEPALIVE_MS
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import methods
@@ -83,6 +84,7 @@ class Reference(Multiplexed, PromptEmbeds, Embeddings, Adapters, KvEvents, Think
             ("grpc.keepalive_timeout_ms", 2000),
             ("grpc.http2.ping_timeout_ms", 2000),
             ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enginewire import v1 as pb
 
 HIDDEN_SIZE = 8
+KEEPALIVE_MS = 500
+"""Between two pings."""
 """Numbers in a row of prompt_embeds."""
 
 CAPABILITIES = (
@@ -90,6 +92,7 @@ class Settings:
             max_num_queued_reqs=self.max_queued,
             max_stream_buffer_tokens=self.buffer_tokens,
             max_request_bytes=self.max_request_bytes,
+            min_keepalive_interval_ms=KEEPALIVE_MS,
         )
         limits.MergeFrom(pb.Limits(**self.limits))
         return pb.EngineConfig(

@@ -41,6 +41,8 @@ GROWTH: Final = 8
 MOST_INPUTS: Final = 512
 MOST_BYTES: Final = 3 * 1024 * 1024
 BYTES_OF_A_NUMBER: Final = 4
+INPUTS: Final = 2048
+"""As many as request.proto allows."""
 CANCELLED: Final = (grpc.StatusCode.CANCELLED,)
 NOT_FOUND: Final = (grpc.StatusCode.NOT_FOUND,)
 
@@ -123,6 +125,18 @@ async def bad_inputs_are_named(ctx: Context) -> None:
         detail = exchange.detail
         seen = detail.field if detail else ""
         expect_equal(seen, "token_ids[2]", "the refusal does not name the index of the bad input")
+
+
+@check("LIM-10", variant="embed", gate="embeddings", needs=("EMB-01",))
+async def as_many_inputs_as_there_may_be(ctx: Context) -> None:
+    """The most of them, of one token each, and one more."""
+    most, (vector,) = INPUTS, await _vectors(ctx, [ctx.prompt(1)])
+    if most * len(vector) * BYTES_OF_A_NUMBER > MOST_BYTES:
+        raise NotApplicable(f"{most} vectors of {len(vector)} numbers are more than one answer may have")
+    prompts = [ctx.prompt(1, salt=salt) for salt in range(most + 1)]
+    seen = len(await _vectors(ctx, prompts[:most]))
+    expect_equal(seen, most, "there is not one vector per input")
+    require_refusal(await embed(ctx, prompts), INVALID, "token_ids")
 
 
 @check("EMB-06", needs=("EMB-01",))

@@ -13,7 +13,14 @@ from enginewire.conformance.session.company import PROBE
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change, num_alike
 from enginewire.conformance.session.sizes import ranks_of
-from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
+from enginewire.conformance.session.views.kv_view import (
+    Picture,
+    Subscription,
+    hashes,
+    sources,
+    subscribe,
+    watching,
+)
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -33,7 +40,8 @@ WILDCARD: Final = re.compile(r"(^|//|@)(\*|0\.0\.0\.0|\[?::\]?)(:\d+)?(/|$)")
 class Observed:
     """A subscriber's events around some requests. `cached`: of an idle engine afterwards.
 
-    `later`: the snapshot of another subscriber, who comes then.
+    `later`: the snapshot of another subscriber, who comes then. `emptied`: what one knows who comes when the
+    cache has been emptied, and has `left`. `is_shared`: whether one who listened beside knew all of it.
     `prompts`: the tokens of some that were asked for, a beginning that all of them have included.
     """
 
@@ -42,6 +50,9 @@ class Observed:
     picture: Picture
     later: list[pb.KvEvent]
     cached: int
+    emptied: Picture
+    left: int
+    is_shared: bool
     prompts: list[tuple[int, ...]]
 
 
@@ -71,7 +82,7 @@ async def each_rank_has_a_source(ctx: Context) -> None:
 
 @check("KVE-03", needs=(*SHAPE, "INF-04"), alone=True)
 async def sequences_grow_by_one(ctx: Context) -> None:
-    """A snapshot, then some requests."""
+    """A snapshot, then some requests. Two listen."""
     observed = await _observed(ctx)
     expect(observed.snapshot, "a new subscription does not begin with a snapshot", expected="cleared")
     expect(observed.changes, "new prompts of several blocks cause no event", expected="stored")
@@ -79,6 +90,7 @@ async def sequences_grow_by_one(ctx: Context) -> None:
     for event in observed.changes:
         expect_equal(event.sequence, sequence + 1, "sequence does not grow by 1")
         sequence += 1
+    expect(observed.is_shared, "one of two subscribers does not get all events", expected="the same for both")
 
 
 @check("KVE-04", needs=("KVE-03",), alone=True)
@@ -101,9 +113,10 @@ async def the_picture_is_complete(ctx: Context) -> None:
     expect(
         not observed.picture.oddities, "removed blocks were not stored", seen=observed.picture.oddities[:3]
     )
-    for seen in (len(observed.picture.blocks), len(set(hashes(observed.later)))):
-        message = "a subscriber holds another number of blocks than kv_blocks_cached"
-        expect_equal(seen, observed.cached, message)
+    message = "a subscriber holds another number of blocks than kv_blocks_cached"
+    expect_equal(len(observed.picture.blocks), observed.cached, message)
+    expect_equal(len(set(hashes(observed.later))), observed.cached, message)
+    expect_equal(len(observed.emptied.blocks), observed.left, f"{message}, when the cache was emptied")
 
 
 @check("KVE-06", needs=("KVE-03",), alone=True)
@@ -146,7 +159,7 @@ async def slow_subscribers_slow_nobody(ctx: Context) -> None:
 @check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True, counts_prompt=True, not_beside=(PROBE,))
 async def hashes_name_prefixes(ctx: Context) -> None:
     """One prompt, again, with another end, and under a salt."""
-    size, subscription = ctx.block_size, await _watching(ctx)
+    size, subscription = ctx.block_size, await watching(ctx)
     prompt = ctx.fresh_prompt(BLOCKS, least=2)
     count = len(prompt) // size
     first = await _stored_for(ctx, subscription, prompt)
@@ -176,7 +189,7 @@ async def hashes_name_prefixes(ctx: Context) -> None:
 async def hashes_name_adapters(ctx: Context) -> None:
     """One prompt for the model and for an adapter."""
     async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
-        subscription = await _watching(ctx)
+        subscription = await watching(ctx)
         prompt = ctx.fresh_prompt(BLOCKS)
         own = await _stored_for(ctx, subscription, prompt)
         adapted = await _stored_for(ctx, subscription, prompt, lora_name=name)
@@ -207,7 +220,7 @@ async def _observe(ctx: Context) -> Observed:
 
     Before the others the cache is emptied, while a request holds some of its blocks.
     """
-    subscription = await _watching(ctx)
+    subscription, beside = await watching(ctx), await watching(ctx)
     prompt = ctx.fresh_prompt(BLOCKS, least=2)
     if ctx.capabilities.prefix_cache:
         await _reset_beside(ctx)
@@ -221,12 +234,27 @@ async def _observe(ctx: Context) -> Observed:
     await ctx.idle()
     cached = (await ctx.client.load()).kv_blocks_cached
     await subscription.until(lambda: subscription.has_all(cached), ctx.bounds.reaction)
-    subscription.close()
-    at_rank = cached - subscription.elsewhere
-    later = await _watching(ctx)
-    later.close()
-    events = subscription.snapshot, subscription.changes
-    return Observed(*events, subscription.picture(), later.snapshot, at_rank, prompts)
+    known = subscription.picture().blocks.keys()
+    is_shared = await beside.until(lambda: beside.picture().blocks.keys() == known, ctx.bounds.reaction)
+    picture, changes = subscription.picture(), subscription.changes
+    later = await watching(ctx)
+    if ctx.capabilities.prefix_cache:
+        await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
+    emptied = await watching(ctx)
+    left = (await ctx.client.load()).kv_blocks_cached - emptied.elsewhere
+    for each in (subscription, beside, later, emptied):
+        each.close()
+    return Observed(
+        snapshot=subscription.snapshot,
+        changes=changes,
+        picture=picture,
+        later=later.snapshot,
+        cached=cached - subscription.elsewhere,
+        emptied=emptied.picture(),
+        left=left,
+        is_shared=is_shared,
+        prompts=prompts,
+    )
 
 
 async def _reset_beside(ctx: Context) -> None:
@@ -286,34 +314,6 @@ def _read(stored: pb.KvBlocksStored, said: dict[int, tuple[int, ...]]) -> None:
 
 def _holds(subscription: Subscription, observed: Observed) -> bool:
     return bool(subscription.snapshot) and set(subscription.picture().blocks) == set(observed.picture.blocks)
-
-
-async def _watching(ctx: Context) -> Subscription:
-    """A subscription whose snapshot has been read, whatever number of messages it is."""
-    cached = (await ctx.idle()).kv_blocks_cached
-    # Each rank once, whatever the sources are.
-    places = {source.dp_rank: place for place, source in reversed([*enumerate(await sources(ctx))])}
-    ranks = [await _begun(ctx, place) for place in sorted(places.values())]
-    subscription, *others = ranks
-
-    def has_all() -> bool:
-        subscription.elsewhere = sum(len(other.picture().blocks) for other in others)
-        return subscription.has_all(cached)
-
-    for rank in ranks:
-        if await rank.until(has_all, ctx.bounds.reaction) and rank is subscription:
-            rank.begun = len(rank.events)
-    for other in others:
-        other.close()
-    return subscription
-
-
-async def _begun(ctx: Context, place: int) -> Subscription:
-    """A subscription to a rank, by its place among the sources, with its first message."""
-    subscription = await subscribe(ctx, place=place)
-    has_begun = await subscription.until(lambda: bool(subscription.events), ctx.bounds.answer)
-    expect(has_begun, "a subscription does not begin", expected="a snapshot", seen="nothing")
-    return subscription
 
 
 async def _asking(ctx: Context, **changes: Value) -> pb.GenerateRequest:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
+from enginewire.conformance.checks.capabilities.embeddings import lasting_embedding
 from enginewire.conformance.checks.capabilities.endings import Way, endings
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
@@ -94,6 +95,23 @@ async def requests_add_up(ctx: Context) -> None:
             stream.cancel()
     await ctx.idle()
     await _are_in_flight(ctx, 0)
+
+
+@check(
+    "MET-03",
+    variant="embeddings",
+    gate="embeddings",
+    needs=("MET-03", "EMB-07"),
+    phase=Phase.LOAD,
+    alone=True,
+)
+async def embeddings_add_up_too(ctx: Context) -> None:
+    """One that lasts."""
+    embedding = await lasting_embedding(ctx)
+    is_counted = await _are_in_flight(ctx, 1)
+    embedding.cancel()
+    if not is_counted:
+        raise NotApplicable("the longest request to embed ends before it can be counted")
 
 
 async def _are_in_flight(ctx: Context, count: int) -> bool:

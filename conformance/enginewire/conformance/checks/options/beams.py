@@ -39,6 +39,10 @@ async def beams_are_the_best(ctx: Context) -> None:
             message = f"beam {place} of {beams} is not the next best answer"
             due = [tokens for tokens, value in scores.items() if value == score]
             expect(is_due, message, expected=due, seen=answer)
+    search = ctx.request(use_beam_search=True, temperature=None)
+    await ctx.rejects({"temperature": 0.5}, good=search)
+    for seed in (0, 7) if ctx.capabilities.seed else ():
+        await ctx.rejects({"seed": seed}, good=search)
 
 
 async def _likely(ctx: Context, prompt: Sequence[int], count: int) -> dict[int, float]:

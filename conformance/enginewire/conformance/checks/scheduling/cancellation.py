@@ -18,12 +18,18 @@ from enginewire.conformance.session.watching import (
     still_running,
     until,
 )
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.loads import is_idle
 from enginewire.conformance.wire.stream import Stream
-from enginewire.conformance.wire.violation import NotApplicable
+from enginewire.conformance.wire.tasks import stop
+from enginewire.conformance.wire.violation import NotApplicable, expect_equal
 
 KEEPALIVE_SECONDS: Final = 15.0
 """The contract's default: a ping after 10 s of silence, and 5 s for its answer."""
+
+PINGS: Final = 6
+"""The third may be a strike too many."""
+LONGEST_INTERVAL_MS: Final = 2000
 
 SOON_SECONDS: Final = 4.0
 """Servers that ping earlier may have noticed by then."""
@@ -161,6 +167,27 @@ async def a_vanished_peer_is_noticed(ctx: Context) -> None:
     generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
     if generated >= stream.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the longest request ends before keepalive can notice anything")
+
+
+@check("CAN-06", in_company=False)
+async def advertised_pings_are_borne(ctx: Context) -> None:
+    """As often as the server says, on a stream that is silent for longer than a few strikes take."""
+    if not ctx.limits.min_keepalive_interval_ms:
+        raise NotApplicable("Limits.min_keepalive_interval_ms is absent")
+    interval = ctx.limits.min_keepalive_interval_ms
+    if interval > LONGEST_INTERVAL_MS:
+        raise NotApplicable(f"{PINGS} pings, {interval} ms apart, take longer than the kit waits")
+    client = ctx.connect(None, ("grpc.keepalive_time_ms", interval), ("grpc.http2.max_pings_without_data", 0))
+    ready = health_types.request(health_types.READINESS)
+    watch = client.call(health_types.WATCH, ready, timeout=ctx.bounds.check)
+    if await anext(watch, None) is None:
+        raise NotApplicable("a watch of the health, which would be silent, is not served")
+    reading = asyncio.ensure_future(anext(watch, None))
+    await asyncio.wait([reading], timeout=PINGS * interval / 1000)
+    seen = watch.exchange.status if reading.done() and watch.exchange.code else "open"
+    watch.cancel()
+    await stop([reading])
+    expect_equal(seen, "open", f"a silent stream with a ping every {interval} ms, as advertised, has ended")
 
 
 async def _computed(ctx: Context) -> float:

@@ -95,11 +95,13 @@ async def min_tokens_goes_on(ctx: Context) -> None:
 
 @check("RES-06", needs=(*SHAPE, RESUMED))
 async def positions_go_on(ctx: Context) -> None:
-    """From the number of tokens handed in, without gaps."""
+    """From the number of tokens handed in, without gaps; also behind events, by a call or over a stream."""
     greedy = await ctx.greedy(TOKENS)
-    count = len(greedy.tokens)
-    for cut in (0, *cuts(count)):
-        stream = await ctx.generate(resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
+    count, keys = len(greedy.tokens), list(ctx.capabilities.annotations)
+    for number, cut in enumerate((0, *cuts(count))):
+        request = resumed(ctx.request(max_tokens=count, annotations=keys), greedy.tokens[:cut])
+        is_multiplexed = ctx.capabilities.multiplexed and bool(number % 2)
+        stream = await ctx.start(request, is_multiplexed=is_multiplexed).ok()
         position = cut
         for output in stream.choice.outputs:
             message = "first_output_position does not go on after what was delivered"

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.capabilities.embeddings import SIZE, EmbeddingJob
+from enginewire.conformance.reference.capabilities.embeddings import MOST_INPUTS, SIZE, EmbeddingJob
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import Settings
@@ -37,6 +37,14 @@ class InputsThatBeginAlikeAreOne(Reference):
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
         known: dict[tuple[int, ...], Sequence[int]] = {}
         return super().vectors([known.setdefault((len(each), *each[:16]), each) for each in inputs])
+
+
+@mutant("fewer_inputs_than_may_be", kills="LIM-10/embed")
+class FewerInputsThanMayBe(Reference):
+    def check_inputs(self, count: int, size: int) -> None:
+        if count >= MOST_INPUTS:
+            raise invalid("token_ids", "are too many for one answer", count, f"below {MOST_INPUTS}")
+        super().check_inputs(count, size)
 
 
 @mutant("any_model_embeds", kills="ERR-06/embed")

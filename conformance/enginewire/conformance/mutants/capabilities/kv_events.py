@@ -120,6 +120,44 @@ class BlockWithoutTokens(Reference):
         return super().block_tokens(key)[:-1]
 
 
+@mutant("subscribers_share_their_place", kills="KVE-03")
+class SubscribersShareTheirPlace(Reference):
+    """Each change is told to whoever asks first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = 0
+
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        since = self.sequence
+        async for message in super().subscribe(request):
+            new = [event for event in message.events if not since < event.sequence <= self._told]
+            if new:
+                self._told = max(self._told, new[-1].sequence)
+                yield pb.SubscribeKvEventsResponse(events=new)
+
+
+@mutant("snapshots_keep_what_was_cleared", kills="KVE-05")
+class SnapshotsKeepWhatWasCleared(Reference):
+    """Until there is something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[BlockKey] = []
+
+    def clear_cache(self) -> int:
+        self._before = sorted(self.cache, key=lambda key: len(key[2]))
+        return super().clear_cache()
+
+    def snapshot(self) -> list[pb.SubscribeKvEventsResponse]:
+        first, *others = super().snapshot()
+        for key in () if self.cache else self._before:
+            first.events.add(sequence=self.sequence, stored=self.stored([key]))
+        return [first, *others]
+
+
 @mutant("remove_unknown", kills="KVE-05")
 class RemoveUnknown(Reference):
     def remove_block(self, key: BlockKey) -> None:

@@ -6,6 +6,7 @@ from itertools import count
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
+from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -95,6 +96,13 @@ class WhoLeavesAFullEngineWaitsForEver(_Unbegun):
 class RunningOff(Reference):
     def metrics(self) -> dict[tuple[str, str], float]:
         return {**super().metrics(), WAITING: 0}
+
+
+@mutant("embeddings_are_not_exported", kills="MET-03/embeddings")
+class EmbeddingsAreNotExported(Reference):
+    def metrics(self) -> dict[tuple[str, str], float]:
+        is_alone = self.live and all(isinstance(job, EmbeddingJob) for job in self.live.values())
+        return {**super().metrics(), **({RUNNING: 0, WAITING: 0} if is_alone else {})}
 
 
 @mutant("requests_run_once", kills="MET-03")

@@ -69,6 +69,15 @@ class NoErrorInfo(BadId):
         return _WithoutErrorInfo(refusal.detail.reason, refusal.message, field=refusal.detail.field)
 
 
+@mutant("no_error_info_without_a_field", kills="ERR-25/seen", traffic="ABO-06")
+class NoErrorInfoWithoutAField(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            raise _WithoutErrorInfo(refusal.detail.reason, refusal.message, field="") from None
+
+
 class _WithoutBadRequest(Refusal):
     def generic_details(self) -> Iterator[Any]:
         return (detail for detail in super().generic_details() if not detail.type_url.endswith("BadRequest"))

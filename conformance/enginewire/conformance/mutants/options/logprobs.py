@@ -193,6 +193,11 @@ def prompt_logprob_of_the_first_token(table: pb.PromptLogprobs) -> None:
     table.logprobs.token_logprobs.insert(0, 0.0)
 
 
+@changed(Reference.prompt_logprobs, "prompt_ranks_begin_at_0", kills="LOG-07/seen", traffic="LOG-07")
+def prompt_ranks_begin_at_0(table: pb.PromptLogprobs) -> None:
+    table.logprobs.token_ranks[:] = [rank - 1 for rank in table.logprobs.token_ranks]
+
+
 @changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07", also="LOG-03/seen")
 def nan_prompt_logprob(table: pb.PromptLogprobs) -> None:
     """In one row, and only among its alternatives."""

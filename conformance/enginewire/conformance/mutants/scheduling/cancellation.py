@@ -144,5 +144,13 @@ class LeakHalfOpen(Reference):
     settings = replace(Settings(), step_seconds=0.02)
 
     def server_options(self) -> list[tuple[str, int]]:
-        watching = ("keepalive", "ping")
+        watching = ("keepalive", "ping_timeout", "pings")
         return [option for option in super().server_options() if not any(w in option[0] for w in watching)]
+
+
+@mutant("pings_are_borne_by_another_name", kills="CAN-06")
+class PingsAreBorneByAnotherName(Reference):
+    """Which nobody knows."""
+
+    def server_options(self) -> list[tuple[str, int]]:
+        return [(key.replace("min_ping", "min_recv_ping"), value) for key, value in super().server_options()]

@@ -170,3 +170,16 @@ class MuxAcceptedWithItsFirstToken(Reference):
         while not rest.empty():
             job.items.put_nowait(rest.get_nowait())
         await super().pump(stream, handle, job)
+
+
+@mutant("positions_begin_again_behind_events", kills="RES-06", also=("RES-06/seen", "STR-06/seen"))
+class PositionsBeginAgainBehindEvents(KnowsItsStreams):
+    """In the frame that has them."""
+
+    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
+        is_first = self.is_multiplexed(job) and bool(job.events)
+        async for output in super().outputs(job):
+            if is_first:
+                output.first_output_position = 0
+            is_first = False
+            yield output

@@ -14,7 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Failure
 from enginewire.conformance.running.monitor.invariant import of_failures
 from enginewire.conformance.wire.exchange import LIFETIME_KEY
-from enginewire.conformance.wire.foreign import health_types
+from enginewire.conformance.wire.foreign import google_rpc, health_types
 from enginewire.conformance.wire.methods import method_of
 from enginewire.conformance.wire.multiplexed import NAME as MULTIPLEXED
 from enginewire.conformance.wire.secrets import SECRETS
@@ -113,6 +113,15 @@ def details_are_as_the_table_says(failure: Failure) -> None:
     size = sum(entry.ByteSize() for entry in failure.status.details) if failure.status else 0
     limit = f"under {MOST_DETAIL_BYTES} bytes"
     expect(size < MOST_DETAIL_BYTES, "the details of a status are too large", expected=limit, seen=size)
+
+
+@of_failures("ERR-25", needs=("ERR-12", "ERR-25"))
+def generic_tools_know_the_reason(failure: Failure) -> None:
+    """Whether a field is at fault or not."""
+    if failure.detail and failure.status and failure.is_known:
+        info = google_rpc.unpacked(failure.status, "ErrorInfo")
+        expected = google_rpc.name_of(failure.detail.reason)
+        expect_equal(info and info.reason, expected, "the google.rpc.ErrorInfo of a status is another one")
 
 
 @of_failures("DRN-08", needs=("ERR-12",))

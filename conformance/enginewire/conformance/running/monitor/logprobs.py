@@ -165,6 +165,8 @@ def prompt_rows_are_of_the_prompt(answer: Answer) -> None:
                 expect_equal(rows, answer.prompt_tokens - 1, message)
                 top = answer.body.output_options.prompt_logprobs
                 _has_columns(output.prompt_logprobs.logprobs, rows, top)
+            ranks = output.prompt_logprobs.logprobs.token_ranks
+            expect(all(ranks), "the rank of a token of the prompt is 0", expected="1 or more", seen=ranks[:4])
 
 
 @of_answers("LOG-07", needs=("STR-02", "STR-03"))

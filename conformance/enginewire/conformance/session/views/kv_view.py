@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import cast
+from typing import Final, cast
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+LINGER_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -139,6 +141,37 @@ async def subscribe(
     request = pb.SubscribeKvEventsRequest(dp_rank=source.dp_rank, after_sequence=after)
     call = (client or ctx.client).call("KvService.SubscribeKvEvents", request, timeout=ctx.bounds.check)
     return Subscription(call)
+
+
+async def watching(ctx: Context) -> Subscription:
+    """A subscription whose snapshot has been read, whatever number of messages it is."""
+    cached = (await ctx.idle()).kv_blocks_cached
+    # Each rank once, whatever the sources are.
+    places = {source.dp_rank: place for place, source in reversed([*enumerate(await sources(ctx))])}
+    ranks = [await _begun(ctx, place) for place in sorted(places.values())]
+    subscription, *others = ranks
+
+    def has_all() -> bool:
+        subscription.elsewhere = sum(len(other.picture().blocks) for other in others)
+        return subscription.has_all(cached)
+
+    for rank in ranks:
+        is_whole = await rank.until(has_all, ctx.bounds.reaction)
+        if is_whole and rank is subscription:
+            # There may be more than there should be.
+            await rank.until(lambda: not has_all(), LINGER_SECONDS * ctx.bounds.scale)
+            rank.begun = len(rank.events)
+    for other in others:
+        other.close()
+    return subscription
+
+
+async def _begun(ctx: Context, place: int) -> Subscription:
+    """A subscription to a rank, by its place among the sources, with its first message."""
+    subscription = await subscribe(ctx, place=place)
+    if not await subscription.until(lambda: bool(subscription.events), ctx.bounds.answer):
+        raise Violation("a subscription does not begin", expected="a snapshot", seen="nothing")
+    return subscription
 
 
 async def sources(ctx: Context) -> list[pb.KvEventSource]:
