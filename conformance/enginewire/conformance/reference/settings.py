@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from enginewire import v1 as pb
 
 HIDDEN_SIZE = 8
-KEEPALIVE_MS = 500
-"""Between two pings."""
 """Numbers in a row of prompt_embeds."""
+
+KEEPALIVE_MS = 500
+"""Between two pings of a caller."""
 
 CAPABILITIES = (
     "cleanup",

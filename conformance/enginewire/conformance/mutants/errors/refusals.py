@@ -75,7 +75,8 @@ class NoErrorInfoWithoutAField(Reference):
         try:
             super().admit(job)
         except Refusal as refusal:
-            raise _WithoutErrorInfo(refusal.detail.reason, refusal.message, field="") from None
+            refusal.__class__ = _WithoutErrorInfo
+            raise
 
 
 class _WithoutBadRequest(Refusal):

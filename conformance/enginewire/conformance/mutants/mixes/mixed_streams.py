@@ -172,7 +172,9 @@ class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
 
 
 @mutant(
-    "eos_of_another_choice", kills=("RES-01/guided", "SEQ-01/drawn", "STP-04/repeating"), also="STR-06/seen"
+    "eos_of_another_choice",
+    kills=("RES-01/guided", "RES-10/choices", "SEQ-01/drawn", "STP-04/repeating"),
+    also="STR-06/seen",
 )
 class EosOfAnotherChoice(Reference):
     """The end of sequence of a later choice names one that there is not."""

@@ -150,7 +150,10 @@ class LeakHalfOpen(Reference):
 
 @mutant("pings_are_borne_by_another_name", kills="CAN-06")
 class PingsAreBorneByAnotherName(Reference):
-    """Which nobody knows."""
+    """Which nobody knows. It sends none itself, or its callers would have no reason to."""
 
     def server_options(self) -> list[tuple[str, int]]:
-        return [(key.replace("min_ping", "min_recv_ping"), value) for key, value in super().server_options()]
+        renamed = [
+            (key.replace("min_ping", "min_recv_ping"), value) for key, value in super().server_options()
+        ]
+        return [option for option in renamed if option[0] != "grpc.keepalive_time_ms"]
