@@ -12,6 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.watch import violations
 from enginewire.conformance.session import requests
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Arrived, Exchange, Sent
+from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.multiplexed import NAME as MULTIPLEXED
 
@@ -157,12 +158,13 @@ def called(
 
 
 def status(detail: pb.ErrorDetail | None, code: grpc.StatusCode, text: str = "no") -> pb.Status:
-    """A status with its detail."""
+    """A status with its detail, which it says in words of google.rpc as well."""
     made = pb.Status(code=code.value[0], message=text)
     if detail is not None:
         packed = Any()
         packed.Pack(detail)
-        made.details.append(packed)
+        reason = google_rpc.name_of(detail.reason)
+        made.details.extend([packed, google_rpc.packed("ErrorInfo", reason=reason, domain=google_rpc.DOMAIN)])
     return made
 
 

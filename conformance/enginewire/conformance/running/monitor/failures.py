@@ -115,7 +115,7 @@ def details_are_as_the_table_says(failure: Failure) -> None:
     expect(size < MOST_DETAIL_BYTES, "the details of a status are too large", expected=limit, seen=size)
 
 
-@of_failures("ERR-25", needs=("ERR-12", "ERR-25"))
+@of_failures("ERR-25", needs=("ERR-12",))
 def generic_tools_know_the_reason(failure: Failure) -> None:
     """Whether a field is at fault or not."""
     if failure.detail and failure.status and failure.is_known:

@@ -53,6 +53,16 @@ def _() -> Exchange:
     return refused(request(), pb.ErrorDetail(field="token_ids"))
 
 
+@breaks("generic_tools_know_the_reason", "nothing is for them")
+def _() -> Exchange:
+    exchange = refused(request(), pb.ErrorDetail(reason=CONTEXT))
+    ((key, _),) = exchange.trailing_metadata
+    alone = status(pb.ErrorDetail(reason=CONTEXT), grpc.StatusCode.INVALID_ARGUMENT)
+    del alone.details[1:]
+    exchange.trailing_metadata = ((key, alone.SerializeToString()),)
+    return exchange
+
+
 @breaks("a_drain_says_retryable", "it does not")
 def _() -> Exchange:
     draining = pb.ErrorDetail(reason=pb.ERROR_REASON_DRAINING)
