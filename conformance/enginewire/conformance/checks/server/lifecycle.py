@@ -66,6 +66,17 @@ async def sigterm_drains(ctx: Context) -> None:
     watch.cancel()
 
 
+@check("LIF-02", variant="cleaned-up", gate="cleanup", phase=Phase.LAUNCH, needs=("LIF-02", "CLN-01"))
+async def sigterm_ends_what_was_cleaned_up(ctx: Context) -> None:
+    """There is nothing left to drain or to release."""
+    program, client = await _ready(ctx)
+    await ctx.start(ctx.request(), client=client).ok()
+    (await client.ask("EngineService.Cleanup", pb.CleanupRequest(), timeout=ctx.bounds.check)).response()
+    program.signal(signal.SIGTERM)
+    code = await _exit_code(ctx, program, "SIGTERM after a Cleanup")
+    expect_equal(code, 0, "SIGTERM after a Cleanup ends the process with another exit code")
+
+
 @check("LIF-03", phase=Phase.LAUNCH, needs=(*SHAPE, "LIF-02"))
 async def a_second_signal_hurries(ctx: Context) -> None:
     """SIGINT during the drain that SIGTERM began, with a long stream in flight."""

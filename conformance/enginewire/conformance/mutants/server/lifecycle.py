@@ -72,6 +72,19 @@ class ExitNonzero(Reference):
         return 143
 
 
+@mutant("cleaned_up_it_exits_nonzero", kills="LIF-02/cleaned-up")
+class CleanedUpItExitsNonzero(Reference):
+    async def until_signalled(self) -> int:
+        code = await super().until_signalled()
+        return 70 if self._was_cleaned_up else code
+
+    async def finish_requests(self) -> None:
+        self._was_cleaned_up = self.state == pb.ENGINE_STATE_STOPPED
+        await super().finish_requests()
+
+    _was_cleaned_up = False
+
+
 @mutant("ignores_second_signal", kills="LIF-03")
 class IgnoresSecondSignal(Reference):
     settings = replace(Settings(), step_seconds=0.02)
