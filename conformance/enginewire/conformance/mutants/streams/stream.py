@@ -125,7 +125,7 @@ class WrongRequestId(Reference):
             yield response
 
 
-@mutant("empty_chunks", kills="STR-08")
+@mutant("empty_chunks", kills="STR-08", also="LOG-07/seen")
 class EmptyChunks(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
