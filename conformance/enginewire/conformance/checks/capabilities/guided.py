@@ -142,7 +142,9 @@ for _id, _variant in (*product(KINDS, ["same-text"]), *product(KINDS[:2], ["same
     check(_id, variant=_variant, needs=_needs, gate="guided_modes", in_company=False)(_alike(_id, _variant))
 
 
-@check("GDE-01", variant="keywords", needs=(*SHAPE, "GDE-01"), gate="guided_modes", in_company=False)
+@check(
+    "GDE-01", variant="keywords", needs=(*SHAPE, "GDE-01", "GDE-04"), gate="guided_modes", in_company=False
+)
 async def keywords_are_kept_or_refused(ctx: Context) -> None:
     """Keywords that grammars may lack, wherever they are in a schema; the answers are hot."""
     _needs_mode(ctx, pb.GUIDED_MODE_JSON_SCHEMA)

@@ -128,7 +128,12 @@ async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
 
 
 @check(
-    "EVT-03", variant="order", gate="multiplexed", needs=("EVT-03/multiplexed",), alone=True, in_company=False
+    "EVT-03",
+    variant="order",
+    gate="multiplexed",
+    needs=("EVT-01/multiplexed", "EVT-03/multiplexed"),
+    alone=True,
+    in_company=False,
 )
 async def events_keep_their_place_on_a_stream(ctx: Context) -> None:
     """What each of some calls tells before any token is told so by one of as many streams at least.

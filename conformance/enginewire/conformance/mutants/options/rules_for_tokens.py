@@ -96,7 +96,8 @@ class BadWordsOfTheFirstChoice(Reference):
 
     def apply_masks(self, choice: Choice, logits: list[float]) -> None:
         first = choice.job.choices[0].tokens[: len(choice.tokens)]
-        super().apply_masks(replace(choice, tokens=first), logits)
+        has_words = choice.job.request.sampling_options.bad_words_token_ids
+        super().apply_masks(replace(choice, tokens=first) if has_words else choice, logits)
 
 
 @mutant("allowed_ids_are_toggled", kills="SAM-13")

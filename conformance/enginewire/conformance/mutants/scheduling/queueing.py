@@ -95,12 +95,12 @@ class WhoEndsInTheQueueIsNotCounted(Reference):
 class IdsThatWaitAreFree(Reference):
     """The table of ids is that of the requests that run."""
 
-    def admit(self, job: Job) -> None:
-        first = self.live.get(job.request_id)
+    def check_live(self, request_id: str) -> None:
+        first = self.live.get(request_id)
         if first and not first.is_running:
-            del self.live[job.request_id]
+            del self.live[request_id]
             self.waiting.remove(first)
-        super().admit(job)
+        super().check_live(request_id)
 
 
 @mutant("ids_of_what_failed_stay_taken", kills="ABO-06/late")

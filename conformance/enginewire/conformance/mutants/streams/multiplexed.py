@@ -265,7 +265,7 @@ class MuxStepGoesBack(Reference):
             yield frame
 
 
-@mutant("mux_drops_when_slow", kills="MUX-11", also="STR-06/seen")
+@mutant("mux_drops_when_slow", kills="MUX-11", also=("LOG-07/seen", "STR-06/seen"))
 class MuxDropsWhenSlow(Reference):
     async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
         if "MUX-11" in job.request_id:

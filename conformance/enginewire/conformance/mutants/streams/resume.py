@@ -89,7 +89,7 @@ class ChoicesAreNumberedAnewBehindAFinishedOne(Reference):
         return super().draw(replace(choice, index=place))
 
 
-@mutant("resume_has_all_tokens_again", kills="RES-04")
+@mutant("resume_has_all_tokens_again", kills="RES-04", also="USE-05/seen")
 class ResumeHasAllTokensAgain(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -284,7 +284,9 @@ class SumsGoOnFromTheFirst(Reference):
 @mutant("bad_words_begin_behind_the_cut", kills="SAM-14/resumed")
 class BadWordsBeginBehindTheCut(Reference):
     def apply_masks(self, choice: Choice, logits: list[float]) -> None:
-        before, choice.tokens = choice.tokens, choice.tokens[choice.handed_in :]
+        before = choice.tokens
+        if choice.job.request.sampling_options.bad_words_token_ids:
+            choice.tokens = before[choice.handed_in :]
         super().apply_masks(choice, logits)
         choice.tokens = before
 
