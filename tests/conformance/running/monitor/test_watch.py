@@ -99,6 +99,11 @@ def test_what_is_right_is_passed_over(name: str) -> None:
     assert seen(exchange, info) == []
 
 
+def test_a_bad_word_without_tokens_forbids_nothing() -> None:
+    asked = request(bad_words_token_ids=[pb.TokenSequence()])
+    assert not fires(NAMED["bad_words_do_not_come"], generated(asked, outputs(asked)), INFO)
+
+
 def test_any_right_answer_is_passed_over_and_any_token_that_is_lost_is_seen() -> None:
     for seed in range(100):
         asked, made, lost = drawn_answer(random.Random(seed))

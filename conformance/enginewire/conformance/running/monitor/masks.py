@@ -28,7 +28,8 @@ def bad_words_do_not_come(answer: Answer) -> None:
     for index, choice in answer.choices.items() if words else ():
         handed = answer.resumed[index].generated_token_ids if index in answer.resumed else ()
         tokens = (*handed, *choice.tokens)
-        for word in words:
+        # One without tokens, which should have been refused, forbids nothing.
+        for word in filter(None, words):
             ends = range(max(len(handed) + 1, len(word)), len(tokens) + 1)
             came = any(tokens[end - len(word) : end] == word for end in ends if tokens[end - 1] == word[-1])
             expect(not came, f"choice {index} has a bad word", expected="none", seen=list(word))
