@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 
@@ -43,4 +44,7 @@ async def test_a_server_is_scraped_while_it_serves_and_the_kit_agrees(launch, co
         subprocess.run, [*command, "--profile", "metrics", "--strict"], capture_output=True, text=True
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    assert "\n4 PASS, " in judged.stdout, judged.stdout
+    # An engine may embed too quickly for its requests to be counted.
+    passed = re.search(r"\n([0-9]+) PASS, ", judged.stdout)
+    assert passed, judged.stdout
+    assert int(passed[1]) >= 4, judged.stdout

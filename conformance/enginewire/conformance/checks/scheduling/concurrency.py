@@ -231,12 +231,12 @@ async def _abort(ctx: Context, streams: list[Stream]) -> None:
 
 
 async def _have_begun(ctx: Context, streams: list[Stream]) -> None:
-    looks = Looks(ctx.bounds.reaction)
+    looks = Looks(ctx.bounds.answer)
     while not all(stream.exchange.arrived for stream in streams):
         seen = [len(stream.exchange.arrived) for stream in streams]
         if looks.are_over():
             raise Violation("one of two requests makes no progress", expected="both do", seen=seen)
-        await asyncio.sleep(0)
+        await pause()
 
 
 async def _prompt(ctx: Context, name: str, call: Callable[[], Awaitable[object]]) -> None:
