@@ -205,11 +205,14 @@ class OnlyTheFirstExpires(PrefillKvLeak):
     def forget_old(self) -> None:
         before = len(self.pending)
         Prefill.forget_old(self)
-        self._leaked += max(before - len(self.pending) - 1, 0)
+        self._expired += before - len(self.pending)
+        self._leaked = max(self._expired - 1, 0)
 
     def hand_over(self, job: Job) -> pb.PrefillHandoff:
-        self._leaked = 0
+        self._expired = 0
         return super().hand_over(job)
+
+    _expired = 0
 
 
 @mutant("claimed_kv_leak", kills="DIS-07")

@@ -160,7 +160,7 @@ class AbortedEmbeddingsAreUnavailable(Reference):
             raise Refusal(pb.ERROR_REASON_DRAINING, "the request was aborted")
 
 
-@mutant("aborted_embeddings_run_on", kills="EMB-07")
+@mutant("aborted_embeddings_run_on", kills=("EMB-07", "INF-13/waiting"))
 class AbortedEmbeddingsRunOn(Reference):
     """Their callers are told, and their slots are taken until all is computed, or until a second abort."""
 
