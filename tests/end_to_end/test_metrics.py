@@ -45,6 +45,4 @@ async def test_a_server_is_scraped_while_it_serves_and_the_kit_agrees(launch, co
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
     # An engine may embed too quickly for its requests to be counted.
-    passed = re.search(r"\n([0-9]+) PASS, ", judged.stdout)
-    assert passed, judged.stdout
-    assert int(passed[1]) >= 4, judged.stdout
+    assert re.search(r"\n(5 PASS|4 PASS, 1 N/A), [0-9]+ NOT-RUN", judged.stdout), judged.stdout

@@ -60,10 +60,7 @@ class _Remembers(Reference):
         self.is_left = self.is_left or bool(options.logit_bias and options.bad_words_token_ids)
 
 
-@mutant(
-    "biased_bad_words_wait_for_ever",
-    kills=("CON-07/mixed", "INF-08/counted", "MUX-07/queued", "MUX-12/queued"),
-)
+@mutant("biased_bad_words_wait_for_ever", kills="CON-07/mixed")
 class BiasedBadWordsWaitForEver(_Remembers):
     def load(self) -> pb.Load:
         load = super().load()
