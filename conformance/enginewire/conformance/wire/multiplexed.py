@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from enginewire import v1 as pb
 from enginewire.conformance.wire.client import Client
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.stream import Choice, choices_of, num_choices
 from enginewire.conformance.wire.violation import Violation
 
@@ -106,7 +106,13 @@ class Multiplexed:
         """Start a request."""
         self.send(self.submitted(number, request, timeout))
 
-    def submitted(self, number: int, request: pb.GenerateRequest, timeout: float | None = None) -> pb.Submit:
+    def submitted(
+        self,
+        number: int,
+        request: pb.GenerateRequest,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+    ) -> pb.Submit:
         """The Submit of a request, for a frame with several of them."""
         request = self._joined(request)
         finished = sum(choice.finished for choice in request.request.resume.choices)
@@ -114,6 +120,7 @@ class Multiplexed:
         choices = max(num_choices(request.request) - finished, 1)
         self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
         submit = pb.Submit(handle=number, generate=request)
+        submit.metadata.update({name: str(value) for name, value in metadata})
         if timeout is not None:
             submit.timeout.FromNanoseconds(round(timeout * 1e9))
         return submit

@@ -31,9 +31,7 @@ class CallOverStream:
         self, client: Client, request: pb.GenerateRequest, *, timeout: float, metadata: Metadata = ()
     ) -> None:
         self._stream = Multiplexed(client, timeout)
-        submit = self._stream.submitted(HANDLE, request, timeout)
-        submit.metadata.update({name: str(value) for name, value in metadata})
-        self._stream.send(submit)
+        self._stream.send(self._stream.submitted(HANDLE, request, timeout, metadata))
         self._stream.half_close()
         started_at = self._stream.exchange.started_at
         self.exchange = Exchange(GENERATE, request, timeout=timeout, started_at=started_at)

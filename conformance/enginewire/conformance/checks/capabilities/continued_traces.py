@@ -64,9 +64,8 @@ async def traces_of_submits_go_on(ctx: Context) -> None:
     callers = [Caller.new() for _ in range(2)]
     async with open_stream(ctx) as stream:
         for handle, caller in enumerate(callers):
-            submit = stream.submitted(handle, ctx.request(max_tokens=2))
-            submit.metadata.update({name: str(value) for name, value in caller.metadata()})
-            stream.send(submit)
+            request = ctx.request(max_tokens=2)
+            stream.send(stream.submitted(handle, request, metadata=caller.metadata()))
         await stream.until_ended(*range(len(callers)))
     for caller in callers:
         await continued(ctx, caller)
