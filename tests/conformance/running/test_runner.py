@@ -16,6 +16,8 @@ from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.accompanied import IN_COMPANY
+from enginewire.conformance.running.monitor import watch
+from enginewire.conformance.running.monitor.invariant import ANSWERS
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
@@ -348,6 +350,20 @@ async def test_a_fault_of_the_kit_never_blames_the_target() -> None:
 
     report = await judged(checks=[made_up("STR-01", breaks)])
     assert (statuses(report)["STR-01"], report.exit_code()) == (Status.ERROR, ExitCode.KIT_FAULT)
+
+
+async def test_a_fault_of_an_invariant_is_an_error_of_its_id_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaks(answer: object) -> None:
+        raise IndexError("oops")
+
+    broken = [replace(each, function=breaks) if each.id == "USE-03" else each for each in ANSWERS]
+    monkeypatch.setattr(watch, "ANSWERS", broken)
+    report = await judged(TotalWrong, [made_up("STR-01", passes)])
+    assert statuses(report)["USE-03/seen"] is Status.ERROR
+    assert "IndexError: oops, in the traffic of " in report.unexpected[0].message
+    assert (statuses(report)["STR-01"], report.exit_code()) == (Status.PASS, ExitCode.KIT_FAULT)
 
 
 async def test_a_check_that_does_not_apply_says_why() -> None:

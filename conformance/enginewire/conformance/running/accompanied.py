@@ -26,12 +26,16 @@ IN_COMPANY: Final = "in-company"
 EFFORTS: Final = 0.6
 """For all of it; what is begun is judged to its end."""
 
-Judge = Callable[[Check, Company], Awaitable[Outcome]]
+OF_A_CHECK: Final = 1 / 3
+TIMES_ALONE: Final = 4
+"""How long one look may take: a part of what a check may, or so many times what it took alone."""
+
+Judge = Callable[[Check, Company, float], Awaitable[Outcome]]
 
 
 @dataclass
 class Accompanied:
-    """The second half of a run. `judge` runs one check in some company."""
+    """The second half of a run. `judge` runs one check in some company, for at most so many seconds."""
 
     session: Session
     judge: Judge
@@ -45,6 +49,8 @@ class Accompanied:
     _calm: list[tuple[Check, Company]] = field(default_factory=list)
     """What says nothing in a full engine, and meets the rest of its company without it."""
     _deadline: float = 0.0
+    _alone: dict[str, float] = field(default_factory=dict)
+    """Seconds that each check took without company."""
 
     async def run(self, passed: Sequence[tuple[Check, float]], together: int) -> None:
         """Each check that passed, with the seconds it took: the quick ones first, while there is time.
@@ -52,18 +58,20 @@ class Accompanied:
         `together`: so many at a time.
         """
         self._slots = asyncio.Semaphore(together)
+        self._alone = {_named(check).key: seconds for check, seconds in passed}
         ordered = [check for check, _ in sorted(passed, key=lambda each: each[1]) if is_comparable(check)]
         due = [(check, company) for check in ordered for company in self._companies(check)]
         await self._look_at_all([(check, company) for check, company in due if FULL not in company.members])
         if among_others := [(check, company) for check, company in due if FULL in company.members]:
             async with crowded(self.session):
                 await self._look_at_all(among_others)
+            self._begin()
             for suspect in self._suspects:
                 await self._look_into_suspect(*suspect)
             await self._look_at_all(self._calm)
 
     async def _look_at_all(self, due: Sequence[tuple[Check, Company]]) -> None:
-        self._deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
+        self._begin()
 
         async def look(check: Check, company: Company) -> None:
             async with self._slots:
@@ -74,6 +82,15 @@ class Accompanied:
         for each in due:
             if each[0].alone:
                 await look(*each)
+
+    def _begin(self) -> None:
+        self._deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
+
+    async def _judged(self, check: Check, company: Company) -> Outcome:
+        longest = self.session.bounds.check
+        if company.members:
+            longest = max(OF_A_CHECK * longest, TIMES_ALONE * self._alone[check.key])
+        return await self.judge(check, company, longest)
 
     def _companies(self, check: Check) -> list[Company]:
         """The same for a check whatever else runs; two are such that nobody is missing in both."""
@@ -86,7 +103,7 @@ class Accompanied:
 
     async def _look(self, check: Check, company: Company) -> None:
         self.count += 1
-        outcome = await self.judge(_named(check), company)
+        outcome = await self._judged(_named(check), company)
         if outcome.status is Status.ERROR:
             self.found[_named(check)] = outcome
         if outcome.status is Status.NOT_APPLICABLE and (calm := company.without(FULL)).members:
@@ -99,16 +116,16 @@ class Accompanied:
 
         What passed before and never passes again has been broken by what ran meanwhile.
         """
-        outcome = await self.judge(_named(check), company)
+        outcome = await self._judged(_named(check), company)
         if not _is_wrong(outcome):
             return
         if FULL not in company.members and not await self._passes_alone(check):
-            if _is_wrong(await self.judge(check, ALONE)):
+            if _is_wrong(await self._judged(check, ALONE)):
                 self._tell(check, f"{company}, and without from then on", outcome)
             return
         for member in company.members:
             fewer = company.without(member) if member != FULL else ALONE
-            again = await self.judge(_named(check), fewer) if fewer.members and not self._is_late else None
+            again = await self._judged(_named(check), fewer) if fewer.members and not self._is_late else None
             if again and _is_wrong(again):
                 outcome, company = again, fewer
         if FULL in company.members:
@@ -121,18 +138,18 @@ class Accompanied:
         if not await self._passes_alone(check):
             return
         calm = company.without(FULL)
-        again = await self.judge(_named(check), calm) if calm.members else None
+        again = await self._judged(_named(check), calm) if calm.members and not self._is_late else None
         if again and _is_wrong(again):
             outcome, company = again, calm
         self._tell(check, str(company), outcome)
 
     @property
     def _is_late(self) -> bool:
-        """A server that hangs in company would have each look at it last a minute."""
+        """A server that hangs in company would have each look at it last as long as it may."""
         return time.monotonic() >= self._deadline
 
     async def _passes_alone(self, check: Check) -> bool:
-        return (await self.judge(check, ALONE)).status is Status.PASS
+        return (await self._judged(check, ALONE)).status is Status.PASS
 
     def _tell(self, check: Check, company: str, outcome: Outcome) -> None:
         message = f"{outcome.message}, beside {company} (seed {self.session.options.seed})"

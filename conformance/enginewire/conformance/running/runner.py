@@ -139,9 +139,10 @@ class Runner:
         ]
         await self._accompanied.run(passed, self._num_together)
 
-    async def _judge_again(self, check: Check, company: Company) -> Outcome:
+    async def _judge_again(self, check: Check, company: Company, longest: float) -> Outcome:
         self._running.append(check.key)
-        outcome = await self._unless_disturbed(check, await self._judge(check, self.session, company))
+        judged = await self._judge(check, self.session, company, longest)
+        outcome = await self._unless_disturbed(check, judged)
         await self._end_with_the_server(outcome)
         self._running.remove(check.key)
         if company.members:
@@ -275,9 +276,11 @@ class Runner:
         is_sure = not check.alone or outcome.status not in JUDGED_AGAIN or not self.selection.judges_again
         return outcome if is_sure or not await self.session.is_found_shared() else verdict.disturbed(outcome)
 
-    async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
+    async def _judge(
+        self, check: Check, session: Session, company: Company = ALONE, longest: float = 0.0
+    ) -> Outcome:
         context = Context(session, check.key, company)
-        outcome = await verdict.judged(check, context, session.bounds.check)
+        outcome = await verdict.judged(check, context, longest or session.bounds.check)
         if OVERLOADED not in (check.id, *check.needs):
             outcome = excused(outcome, session.info.config)
         if outcome.status is Status.PASS and context.left_out:
@@ -316,13 +319,12 @@ class Runner:
         for finding in self._monitor.findings.values():
             check = verdict.seen_in_passing(finding.id, stands_on(finding.id))
             gate = requirements()[finding.id].gate
-            if why_closed(gate, info.config, self.session.declared) or self.selection.leaves_out(check):
+            is_closed = why_closed(gate, info.config, self.session.declared)
+            if is_closed or self.selection.leaves_out(check) or self._blocker(check):
                 continue
-            if self._blocker(check):
-                continue
-            outcome = verdict.failure(check, finding.violation)
-            where = f"{outcome.message}, in the traffic of {finding.check}"
-            message = f"{where}, {finding.count} times" if finding.count > 1 else where
+            outcome = verdict.of_problem(check, finding.problem)
+            message = f"{outcome.message}, in the traffic of {finding.check}"
+            message += f", {finding.count} times" if finding.count > 1 else ""
             traffic = "" if finding.check == SHARED else finding.check
             yield replace(outcome, message=message, traffic=traffic, exchanges=[finding.exchange])
 

@@ -68,16 +68,14 @@ async def _verdict(check: Check, context: Evidence, seconds: float) -> Outcome:
         async with asyncio.timeout(seconds):
             await check.function(context)
         return outcome(check, Status.PASS)
-    except Violation as violation:
-        return failure(check, violation)
     except NotApplicable as reason:
         return outcome(check, Status.NOT_APPLICABLE, str(reason))
     except TimeoutError:
         return failure(check, Violation(f"no verdict within {seconds:.0f} s"))
     except Unreachable as reason:
         return failure(check, Violation(str(reason)))
-    except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
-        return outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+    except Exception as problem:  # noqa: BLE001  # a fault of one check must not end the others
+        return of_problem(check, problem)
 
 
 def outcome(check: Check, status: Status, message: str = "") -> Outcome:
@@ -95,6 +93,13 @@ def failure(check: Check, violation: Violation) -> Outcome:
     status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
     failed = outcome(check, status, str(violation))
     return replace(failed, expected=violation.expected, seen=violation.seen)
+
+
+def of_problem(check: Check, problem: Exception) -> Outcome:
+    """A failure for a Violation; anything else is a fault of the kit, which never blames the target."""
+    if isinstance(problem, Violation):
+        return failure(check, problem)
+    return outcome(check, Status.ERROR, f"{type(problem).__name__}: {problem}")
 
 
 def disturbed(failed: Outcome) -> Outcome:

@@ -9,7 +9,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.monitor.watch import violations
+from enginewire.conformance.running.monitor.watch import problems
 from enginewire.conformance.session import requests
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Arrived, Exchange, Sent
 from enginewire.conformance.wire.foreign import google_rpc
@@ -191,4 +191,4 @@ def changed(info: pb.GetEngineInfoResponse = INFO, **fields: object) -> pb.GetEn
 
 def seen(exchange: Exchange, info: pb.GetEngineInfoResponse = INFO) -> list[str]:
     """The ids of everything that is wrong with an exchange, with the messages."""
-    return [f"{identifier}: {violation}" for identifier, violation in violations(exchange, info)]
+    return [f"{identifier}: {problem}" for identifier, problem in problems(exchange, info)]

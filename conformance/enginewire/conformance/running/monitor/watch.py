@@ -43,7 +43,6 @@ from enginewire.conformance.running.monitor.handles import (
 )
 from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, STREAMS, Invariant
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
 
@@ -87,10 +86,13 @@ def stands_on(identifier: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Finding:
-    """What was seen first of one id, in whose traffic, and how often something of that id was seen."""
+    """What was seen first of one id, in whose traffic, and how often something of that id was seen.
+
+    `problem`: a Violation, or a fault of the invariant.
+    """
 
     id: str
-    violation: Violation
+    problem: Exception
     exchange: Exchange
     check: str
     count: int = 1
@@ -115,8 +117,8 @@ class Monitor:
             self._known.add(exchange)
             self.watched += 1
             told = info if exchange.target == target else pb.GetEngineInfoResponse()
-            for identifier, violation in violations(exchange, told, before):
-                self._found(Finding(identifier, violation, exchange, check))
+            for identifier, problem in problems(exchange, told, before):
+                self._found(Finding(identifier, problem, exchange, check))
 
     def _found(self, finding: Finding) -> None:
         if earlier := self.findings.get(finding.id):
@@ -125,10 +127,10 @@ class Monitor:
             self.findings[finding.id] = finding
 
 
-def violations(
+def problems(
     exchange: Exchange, info: pb.GetEngineInfoResponse, before: Mapping[str, pb.Load] = NOTHING
-) -> Iterator[tuple[str, Violation]]:
-    """Everything that is wrong with one exchange, as id and violation. `before`: loads as Seen has them."""
+) -> Iterator[tuple[str, Exception]]:
+    """Everything that is wrong with one exchange, by id. `before`: loads as Seen has them."""
     seen = Seen(exchange, info, before)
     yield from _broken(CALLS, seen)
     # Once: whoever looks at a stream looks at the same uses.
@@ -153,7 +155,7 @@ def _taken_apart(seen: Seen, handles: Handles | None) -> tuple[list[Answer], lis
     return [answer] if answer else [], failed
 
 
-def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str, Violation]]:
+def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str, Exception]]:
     """What does not hold, but for what stands on something that does not hold or cannot be told."""
     broken: set[str] = set()
     for invariant in invariants:
@@ -162,7 +164,7 @@ def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str,
             continue
         try:
             invariant.function(thing)
-        except Violation as violation:
+        except Exception as problem:  # noqa: BLE001  # a fault of one invariant must not end the run
             broken.add(invariant.id)
             # Its frames would hold all that was looked at.
-            yield invariant.id, violation.with_traceback(None)
+            yield invariant.id, problem.with_traceback(None)
