@@ -45,7 +45,7 @@ class RunsOfTokensForLongLists(_Quick):
 
 @mutant("runs_of_tokens_use_what_is_not_offered", kills="ERR-17/seen", traffic=TRAFFIC)
 class RunsOfTokensUseWhatIsNotOffered(_Quick):
-    settings = without("min_p")
+    settings = without("min_p", "bad_words", "logit_bias", "allowed_token_ids", "selected_logprobs")
 
     def check_gates(self, request: pb.PreprocessedRequest) -> None:
         if not self.is_quick:

@@ -260,7 +260,7 @@ class UsageOfOneResumedChoice(_Counting):
         usage.completion_tokens -= sum(delivered(choice) for choice in job.choices[1:])
 
 
-@mutant("resumed_choices_are_prompts", kills="RES-04/drawn")
+@mutant("resumed_choices_are_prompts", kills="RES-04/drawn", also="USE-05/seen")
 class ResumedChoicesArePrompts(_Counting):
     """Of several choices, what was handed in counts as prompt."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -49,22 +51,29 @@ class CachedPromptsAreNotPenalised(Reference):
                 logits[token] = value
 
 
+SECONDS: Final = 4.0
+"""More than anything may take to be idle again."""
+
+
 class _Remembers(Reference):
     """Something is left of a request with a bias and bad words."""
 
-    is_left = False
+    left_at = -math.inf
 
     def validate(self, request: pb.GenerateRequest) -> None:
         super().validate(request)
         options = request.request.sampling_options
-        self.is_left = self.is_left or bool(options.logit_bias and options.bad_words_token_ids)
+        if options.logit_bias and options.bad_words_token_ids:
+            self.left_at = time.monotonic()
 
 
-@mutant("biased_bad_words_wait_for_ever", kills="CON-07/mixed")
-class BiasedBadWordsWaitForEver(_Remembers):
+@mutant("biased_bad_words_wait_for_long", kills="CON-07/mixed")
+class BiasedBadWordsWaitForLong(_Remembers):
+    """They are in the load for some seconds when they have ended."""
+
     def load(self) -> pb.Load:
         load = super().load()
-        load.waiting_tokens += self.is_left
+        load.waiting_tokens += time.monotonic() < self.left_at + SECONDS
         return load
 
 
@@ -72,7 +81,7 @@ class BiasedBadWordsWaitForEver(_Remembers):
 class BiasedBadWordsChangeTheFacts(_Remembers):
     async def info(self) -> pb.GetEngineInfoResponse:
         info = await super().info()
-        info.engine_version += "+" * self.is_left
+        info.engine_version += "+" * (self.left_at > 0)
         return info
 
 
