@@ -233,6 +233,38 @@ async def test_an_abort_tells_the_engine_once_and_leaves_the_end_to_it(table):
     assert not await table.is_idle()
 
 
+async def test_what_has_ended_in_the_engine_meanwhile_ends_as_whoever_aborted_it_was_told(table):
+    discarded, ends = [], []
+    table.engine.discard_handoff = discarded.append
+    sink = Log()
+    sink.output = ends.append
+    context = table.submit("a", sink)
+    assert await table.requests.abort_ids(["a"], "why") == [pb.ABORT_OUTCOME_ABORTED]
+    natural = pb.LLMEngineOutput(
+        token_ids=[5],
+        finish_reason=pb.FINISH_REASON_STOP,
+        stop_match=pb.StopMatch(token_id=5),
+        prefill_handoff=pb.PrefillHandoff(params=b"here"),
+        completion_usage=pb.CompletionUsage(prompt_tokens=3),
+    )
+    table.engine.deliver(outputs=[(context, natural)])
+    usage = pb.CompletionUsage(prompt_tokens=3)
+    cancelled = pb.FINISH_REASON_CANCELLED
+    assert ends == [pb.LLMEngineOutput(token_ids=[5], finish_reason=cancelled, completion_usage=usage)]
+    assert discarded == ["a"]
+    assert await table.is_idle()
+
+
+async def test_a_failure_that_overtakes_an_abort_is_told(table):
+    sink, ends = Log(), []
+    sink.output = ends.append
+    context = table.submit("a", sink)
+    await table.requests.abort_ids(["a"], "why")
+    failed = pb.LLMEngineOutput(finish_reason=pb.FINISH_REASON_ERROR, error_message="no")
+    table.engine.deliver(outputs=[(context, failed)])
+    assert [end.finish_reason for end in ends] == [pb.FINISH_REASON_ERROR]
+
+
 async def test_an_abort_that_never_returns_holds_up_no_other_one(table, monkeypatch):
     monkeypatch.setattr(table_module, "ABORT_SECONDS", 0.01)
     contexts = [table.submit(name) for name in ("a", "b")]

@@ -66,6 +66,19 @@ class Live:
         # A thread may begin with a request before the loop has noted that it is accepted.
         return f"{max(began - self.accepted_at, 0.0):.3f} s in the queue, {now - began:.3f} s computed"
 
+    def end_as_aborted(self, output: pb.LLMEngineOutput) -> bool:
+        """What whoever aborted it was told, however a choice has ended in the engine meanwhile.
+
+        True when it was handed over: nobody will come for it.
+        """
+        if output.finish_reason == pb.FINISH_REASON_ERROR:
+            return False
+        output.finish_reason = pb.FINISH_REASON_CANCELLED
+        output.ClearField("stop_match")
+        is_handed_over = output.HasField("prefill_handoff")
+        output.ClearField("prefill_handoff")
+        return is_handed_over
+
     def engine_event(self, event: pb.EngineEvent) -> None:
         """Pass on what the request asks for, until it has ended."""
         if event.event not in self.asked_events or not self.open_choices:

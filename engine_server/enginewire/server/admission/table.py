@@ -30,10 +30,10 @@ from enginewire.server.engines.calls import returned
 from enginewire.server.engines.interface import (
     EmbeddingEngine,
     GenerateContext,
-    HandingOverEngine,
     PreparingEngine,
     StepEngine,
     StepOutputs,
+    discard_handoff,
 )
 from enginewire.server.failures import (
     Cancelled,
@@ -123,17 +123,15 @@ class RequestTable:
         with Admission(self.observer, request, origin):
             engine = self._open_engine()
             check_generate(request, self.config)
-            adapter = chosen_adapter(
-                self.config, self.adapters, request.request.model, request.request.routing
-            )
+            asked = request.request
+            adapter = chosen_adapter(self.config, self.adapters, asked.model, asked.routing)
             self._check_id(request.request_id)
             context = GenerateContext(request.request_id, deadline=deadline, trace=origin.trace)
-            live = live_of(request.request, context, sink, adapter, self.config, origin.party)
+            live = live_of(asked, context, sink, adapter, self.config, origin.party)
             if self._check_engine:
-                live.check = RequestCheck(request.request, self.config)
-            work = Generation(engine, request.request, context, need_of(request.request, self.config))
-            self.turns.take(live, work, self._live.values())
-            self._enter(live, request.request)
+                live.check = RequestCheck(asked, self.config)
+            work = Generation(engine, asked, context, need_of(asked, self.config))
+            self._enter(live, work, asked)
             return context
 
     async def embed(
@@ -164,9 +162,8 @@ class RequestTable:
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
-        for context, mistake in mistakes_of(
-            outputs, self.config.vocab_size, is_full=self._check_engine
-        ).items():
+        mistakes = mistakes_of(outputs, self.config.vocab_size, is_full=self._check_engine)
+        for context, mistake in mistakes.items():
             self._blame(context, mistake)
         self.observer.step(outputs)
         if self.turns.meters.limits_tokens:
@@ -211,8 +208,8 @@ class RequestTable:
         if live is not None and asking.may_end(live.owner):
             return pb.ABORT_OUTCOME_ABORTED
         has_ended = live is None and owner is not None and asking.may_end(owner)
-        if isinstance(self._engine, HandingOverEngine) and (has_ended or (live is None and asking.is_admin)):
-            self._engine.discard_handoff(request_id)
+        if has_ended or (live is None and asking.is_admin):
+            discard_handoff(self._engine, request_id)
         if has_ended:
             return pb.ABORT_OUTCOME_FINISHED
         self._past.abort_early(request_id, asking)
@@ -276,14 +273,14 @@ class RequestTable:
         work = EmbeddingWork(engine, request.request, context)
         context.sink = live = Live(context, work, 1, adapter, party=origin.party)
         try:
-            self.turns.take(live, work, self._live.values())
+            self._enter(live, work, request.request)
         except EngineError:
             work.cancel()
             raise
-        self._enter(live, request.request)
         return work, live
 
-    def _enter(self, live: Live, request: Accepted) -> None:
+    def _enter(self, live: Live, work: Generation | EmbeddingWork, request: Accepted) -> None:
+        self.turns.take(live, work, self._live.values())
         self._live[live.context.request_id] = live
         self._idle.clear()
         self.observer.accepted(live.context, request)
@@ -304,6 +301,8 @@ class RequestTable:
         if output.index in live.ended:
             self._blame(live.context, f"choice {output.index} has ended, and gets more")
             return
+        if output.finish_reason and live.context.is_cancelled and live.end_as_aborted(output):
+            discard_handoff(self._engine, live.context.request_id)
         live.sink.output(output)
         if output.finish_reason:
             live.ended.add(output.index)

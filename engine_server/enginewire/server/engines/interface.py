@@ -337,3 +337,9 @@ class HandingOverEngine(StepEngine, Protocol):
     def discard_handoff(self, request_id: str) -> None:
         """Free the unclaimed hand-off of a request that has ended. Unknown ids are ignored."""
         ...
+
+
+def discard_handoff(engine: StepEngine | None, request_id: str) -> None:
+    """Free what a request has left, at an engine that hands over."""
+    if isinstance(engine, HandingOverEngine):
+        engine.discard_handoff(request_id)
