@@ -26,6 +26,7 @@ IN_USE: Final = (grpc.StatusCode.FAILED_PRECONDITION,)
 PROMPTS: Final = 3
 TOKENS: Final = 16
 BLOCKS: Final = 4
+ELSEWHERE: Final = ("../../../../../etc", "../../../../../no-such-folder", "/", "/no-such-folder")
 MOST: Final = 64
 """More adapters than this would take too long to load."""
 
@@ -38,7 +39,19 @@ async def names_are_told_apart(ctx: Context) -> None:
         again = await load(ctx, name, one)
         expect(again.is_ok, "loading an adapter again fails", expected="OK", seen=again.status)
         require_refusal(await load(ctx, name, other), ALREADY_EXISTS)
+        # The monitor compares it.
+        await ctx.client.info()
     require_refusal(await unload(ctx, new_name(ctx)), NOT_FOUND)
+
+
+@check("LOR-08", alone=True, needs=("LOR-01",))
+async def sources_elsewhere_are_not_told_apart(ctx: Context) -> None:
+    """Places outside of the folder of adapters: those that any machine has, and those that none has."""
+    refused = [await load(ctx, new_name(ctx), source) for source in ELSEWHERE]
+    for exchange in refused:
+        require_refusal(exchange, NOT_FOUND)
+    texts = {exchange.text.replace(source, "") for exchange, source in zip(refused, ELSEWHERE, strict=True)}
+    expect(len(texts) == 1, "a refusal says whether there is such a folder", expected="one text", seen=texts)
 
 
 @check("LOR-02", alone=True, needs=("LOR-01",))
@@ -112,8 +125,19 @@ async def a_model_may_be_an_adapter(ctx: Context) -> None:
 @check("LOR-05", needs=(*SHAPE, "LOR-01", "LOR-02"), alone=True)
 async def adapters_in_use_stay(ctx: Context) -> None:
     """Unload while a long request has it."""
+    await _stays_in_use(ctx, "lora_name")
+
+
+@check("LOR-05", variant="by-model", needs=("LOR-05", "LOR-04/by-model"), alone=True, not_beside=(PROBE,))
+async def adapters_that_a_model_names_stay(ctx: Context) -> None:
+    """The same for a request that names it in `model`."""
+    await _stays_in_use(ctx, "model")
+
+
+async def _stays_in_use(ctx: Context, field: str) -> None:
     async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
-        stream = await ctx.start(ctx.long_request(lora_name=name)).first_token()
+        named: dict[str, Value] = {field: name}
+        stream = await ctx.start(ctx.long_request(**named)).first_token()
         exchange = await unload(ctx, name)
         if not (await ctx.client.load()).running:
             raise NotApplicable("a request ends here before an adapter can be unloaded under it")

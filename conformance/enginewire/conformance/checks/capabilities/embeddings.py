@@ -11,7 +11,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import Phase, check, negative
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import LEAST_LOOKS, pause
 from enginewire.conformance.session.context import (
     INVALID,
     LASTING_SECONDS,
@@ -162,6 +162,15 @@ async def aborted_ones_are_cancelled(ctx: Context) -> None:
         await freed(ctx, [named])
 
 
+@check("ABO-11", variant="embed", gate="embeddings", phase=Phase.LOAD, needs=("EMB-01", "ABO-11"))
+async def an_abort_may_come_before_its_inputs(ctx: Context) -> None:
+    """As for a request that generates."""
+    name = ctx.request().request_id
+    await ctx.client.abort([name])
+    refused = await embed(ctx, _inputs(ctx), name=name)
+    require_refusal(refused, CANCELLED, reason=pb.ERROR_REASON_CANCELLED)
+
+
 async def _is_cancelled(ctx: Context, count: int, name: str, all_of_them: bool) -> bool:
     """Abort a request of so many inputs; False when it has ended before. A Violation when it goes on."""
     embedding = await _in_flight(ctx, count, name, ctx.connect(None, *ANY_METADATA))
@@ -194,10 +203,17 @@ async def lasting_embedding(ctx: Context) -> asyncio.Future[Exchange]:
 async def _in_flight(
     ctx: Context, count: int, name: str, client: Client | None = None
 ) -> asyncio.Future[Exchange]:
-    """The answer of a request to embed so many inputs, which was seen to live, or has ended."""
-    inputs = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)]
+    """The answer of a request to embed so many inputs, which was seen to live, or has ended.
+
+    A Violation when it lasted, and the load never told of it.
+    """
+    inputs, looks = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)], 0
     embedding = asyncio.ensure_future(embed(ctx, inputs, name=name, client=client))
-    while not await is_live(ctx) and not embedding.done():
+    while not await is_live(ctx):
+        if embedding.done():
+            expect(looks < LEAST_LOOKS, "the load does not count a request to embed", seen=f"{looks} times")
+            break
+        looks += 1
         await pause()
     return embedding
 

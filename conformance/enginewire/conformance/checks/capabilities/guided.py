@@ -57,6 +57,7 @@ INVALID_GUIDES: Final = {
     pb.GUIDED_MODE_REGEX: [pb.GuidedDecoding(regex="(")],
     pb.GUIDED_MODE_JSON_SCHEMA: [pb.GuidedDecoding(json_schema="{"), pb.GuidedDecoding(json_schema="7")],
     pb.GUIDED_MODE_CHOICE: [pb.GuidedDecoding(choice=pb.GuidedChoice())],
+    pb.GUIDED_MODE_JSON_OBJECT: [pb.GuidedDecoding(json_object=False)],
 }
 
 GUIDES: Final = {
@@ -167,7 +168,7 @@ async def keywords_are_kept_or_refused(ctx: Context) -> None:
 
 @check("GDE-04")
 async def invalid_guides_are_refused(ctx: Context) -> None:
-    """No regex, no JSON, no schema, no alternatives; and the server serves on."""
+    """No regex, no JSON, no schema, no alternatives, no object; and the server serves on."""
     # The first guide may have to wait for a compiler that starts: as long as a generation may take.
     first = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
     await ctx.generate(ctx.request(guided_decoding=GUIDES[first], max_tokens=_room(ctx)))

@@ -95,15 +95,18 @@ async def sequences_grow_by_one(ctx: Context) -> None:
 
 @check("KVE-04", needs=("KVE-03",), alone=True)
 async def stored_blocks_are_whole(ctx: Context) -> None:
-    """Tokens and parents of every stored event, for who comes later too; together they say each prompt."""
+    """Tokens and parents of every stored event; together they say each prompt, to who comes later too."""
     observed = await _observed(ctx)
     told = _told(ctx, [*observed.snapshot, *observed.changes])
-    _told(ctx, observed.later)
     for prompt in observed.prompts:
         full = prompt[: len(prompt) // ctx.block_size * ctx.block_size]
-        seen = max((num_alike(each, full) for each in told), default=0)
+        seen = max((num_alike(each, full) for each in told.values()), default=0)
         message = "the tokens of stored blocks are not those of a prompt"
         expect_equal(seen, len(full), f"{message}: so many are right from its begin on")
+    for name, tokens in _told(ctx, observed.later).items():
+        message = "a snapshot says of a block, from the begin of its sequence on, what its event did not say"
+        before = told.get(name, tokens)
+        expect(tokens == before, message, expected=f"{len(before)} tokens", seen=f"{len(tokens)} tokens")
 
 
 @check("KVE-05", needs=("KVE-03", "KVE-04"), alone=True)
@@ -214,7 +217,7 @@ async def _observed(ctx: Context) -> Observed:
 
 
 async def _observe(ctx: Context) -> Observed:
-    """Prompts of some blocks, repeated, branched, and as many as fill a small cache.
+    """Prompts of some blocks, repeated, branched, as many as fill a small cache, and the first ones again.
 
     Before the others the cache is emptied, while a request holds some of its blocks.
     """
@@ -225,7 +228,7 @@ async def _observe(ctx: Context) -> Observed:
     branch = [*prompt[: ctx.block_size], *ctx.fresh_prompt(1)]
     sent = [
         (await ctx.generate(await _asking(ctx, token_ids=tokens))).request.request
-        for tokens in (prompt, prompt, branch, *_pressure(ctx))
+        for tokens in (prompt, prompt, branch, *_pressure(ctx), prompt, branch)
     ]
     # An engine may answer what is a probe otherwise.
     prompts = [tuple(each.token_ids) for each in sent[1:3] if not each.is_probe]
@@ -278,17 +281,15 @@ def _long_prompt(ctx: Context) -> list[int]:
     return ctx.prompt(max(length - 8, 1), salt=ctx.fresh_salt())
 
 
-def _told(ctx: Context, events: list[pb.KvEvent]) -> set[tuple[int, ...]]:
-    """What blocks say from the begin of their sequences on; a Violation for one that is not whole."""
+def _told(ctx: Context, events: list[pb.KvEvent]) -> dict[int, tuple[int, ...]]:
+    """What each block says from the begin of its sequence on; a Violation for one that is not whole."""
     picture, said = Picture(), dict[int, tuple[int, ...]]()
-    told = set[tuple[int, ...]]()
     for event in events:
         if event.HasField("stored"):
             _is_whole(ctx, event.stored, picture)
             _read(event.stored, said)
-            told.update(said[name] for name in event.stored.block_hashes)
         picture.apply(event)
-    return told
+    return said
 
 
 def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None:

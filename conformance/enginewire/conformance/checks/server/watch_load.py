@@ -129,14 +129,14 @@ async def changes_are_sent_during_a_drain(ctx: Context) -> None:
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def the_interval_holds(ctx: Context) -> None:
-    """While requests come and go: the usual interval, a drawn and a long one, between the shortest ones.
+    """While requests come and go: the usual interval, named or not, a drawn and a long one, and short ones.
 
     Before the first of them nothing happens for some intervals, of which nothing is made up for.
     """
     idle = await ctx.idle()
     drawn = random.Random(f"{ctx.session.options.seed}/watch").randint(2 * USUAL, SECOND)
-    intervals = (SHORTEST, USUAL, SHORT, drawn, HOUR, SHORTEST)
-    watches = [(interval, _watch(ctx, interval)) for interval in intervals]
+    intervals = (SHORTEST, USUAL, SHORT, drawn, HOUR, None, SHORTEST)
+    watches = [(interval or USUAL, _watch(ctx, interval)) for interval in intervals]
     first = time.monotonic()
     counting = [asyncio.ensure_future(watch.finish()) for _, watch in watches]
     await asyncio.sleep(LULL_SECONDS)

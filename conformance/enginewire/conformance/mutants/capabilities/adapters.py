@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -30,6 +31,14 @@ class LoraReloadNeedsRoom(Reference):
     def make_room(self, request: pb.LoadAdapterRequest) -> None:
         if len(self.adapters) >= self.config.limits.max_loras:
             raise Refusal(pb.ERROR_REASON_ADAPTER_LIMIT, "as many adapters as may be are loaded")
+
+
+@mutant("adapters_are_names_of_the_model", kills="INF-03/seen", traffic="LOR-01")
+class AdaptersAreNamesOfTheModel(Reference):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        info = await super().info()
+        info.config.aliases.extend(self.adapters)
+        return info
 
 
 @mutant("adapters_in_the_order_of_loads", kills="LOR-02")
@@ -180,3 +189,28 @@ class NoAdaptersAreAnEmptyList(Reference):
 
     async def list_adapters(self) -> pb.ListAdaptersResponse:
         return pb.ListAdaptersResponse()
+
+
+@mutant("adapters_that_a_model_names_are_free", kills="LOR-05/by-model")
+class AdaptersThatAModelNamesAreFree(Reference):
+    """In use is what `routing.lora_name` names."""
+
+    def is_in_use(self, name: str) -> bool:
+        return any(
+            job.request.routing.lora_name == name and job.request.model != name for job in self.live.values()
+        )
+
+
+@mutant("sources_elsewhere_may_be_there", kills="LOR-08")
+class SourcesElsewhereMayBeThere(Reference):
+    def is_elsewhere(self, source: str) -> bool:
+        return Path("/folder", source).exists()
+
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        try:
+            return await super().load_adapter(request)
+        except Refusal as refusal:
+            if refusal.detail.field == "source" and self.is_elsewhere(request.source):
+                message = "source: is not below the adapter folder"
+                raise Refusal(pb.ERROR_REASON_MODEL_NOT_FOUND, message, field="source") from None
+            raise

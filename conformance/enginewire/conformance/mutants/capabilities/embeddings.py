@@ -198,3 +198,25 @@ class EmbeddingsHaveIdsOfTheirOwn(Reference):
         response = await super().embed(request, call)
         response.request_id = name
         return response
+
+
+@mutant("inputs_may_come_behind_their_abort", kills="ABO-11/embed")
+class InputsMayComeBehindTheirAbort(Reference):
+    """Only what generates is remembered by its id."""
+
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        if request.request_id in self.aborted_early:
+            self.aborted_early.remove(request.request_id)
+        return await super().embed(request, call)
+
+
+@mutant("load_is_of_those_that_generate", kills="EMB-07")
+class LoadIsOfThoseThatGenerate(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        running = [job for job in self.running if not isinstance(job, EmbeddingJob)]
+        waiting = [job for job in self.waiting if not isinstance(job, EmbeddingJob)]
+        load.running = sum(len(self.with_slots(job)) for job in running)
+        load.waiting = len(waiting)
+        load.waiting_tokens = sum(len(job.request.token_ids) for job in waiting)
+        return load

@@ -89,6 +89,16 @@ class SnapshotsHaveNoOrder(Reference):
         return messages
 
 
+@mutant("snapshots_have_no_parents", kills="KVE-04")
+class SnapshotsHaveNoParents(Reference):
+    def snapshot(self) -> list[pb.SubscribeKvEventsResponse]:
+        messages = super().snapshot()
+        for event in (event for message in messages for event in message.events):
+            if event.HasField("stored"):
+                event.stored.ClearField("parent_block_hash")
+        return messages
+
+
 @mutant("snapshots_leave_out_what_is_old", kills="KVE-05")
 class SnapshotsLeaveOutWhatIsOld(Reference):
     """The first blocks of a prompt, and those behind them, are all that they begin with."""

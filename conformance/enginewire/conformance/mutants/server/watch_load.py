@@ -54,6 +54,17 @@ class WatchIgnoresItsInterval(Reference):
             yield response
 
 
+@mutant("watch_has_the_shortest_interval_of_its_own", kills="WLD-03")
+class WatchHasTheShortestIntervalOfItsOwn(Reference):
+    """Where nobody names one."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if not request.HasField("min_interval_ms"):
+            request.min_interval_ms = 10
+        async for response in super().watch_load(request):
+            yield response
+
+
 @mutant("watch_sends_once_a_second_at_least", kills="WLD-03")
 class WatchSendsOnceASecondAtLeast(Reference):
     """So that nobody waits for longer."""
