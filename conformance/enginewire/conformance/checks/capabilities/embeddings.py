@@ -162,7 +162,14 @@ async def aborted_ones_are_cancelled(ctx: Context) -> None:
         await freed(ctx, [named])
 
 
-@check("ABO-11", variant="embed", gate="embeddings", phase=Phase.LOAD, needs=("EMB-01", "ABO-11"))
+@check(
+    "ABO-11",
+    variant="embed",
+    gate="embeddings",
+    phase=Phase.LOAD,
+    needs=("EMB-01", "ABO-11"),
+    not_beside=("request_id",),
+)
 async def an_abort_may_come_before_its_inputs(ctx: Context) -> None:
     """As for a request that generates."""
     name = ctx.request().request_id
