@@ -52,6 +52,10 @@ class Overload:
     """Of the service, asked for meanwhile."""
     state: pb.EngineState.ValueType
     """That of the load behind it."""
+    accepted: int
+    """How many were not refused, at most: some may not have arrived before they were cancelled."""
+    finished: int
+    """By how many `Load.requests_finished` grew meanwhile."""
 
 
 @check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True, not_beside=(FULL,))
@@ -96,6 +100,22 @@ async def what_found_no_room_is_unknown(ctx: Context) -> None:
     (result,) = await ctx.client.abort([_id(exchange)])
     outcome = pb.AbortOutcome.Name(result.outcome)
     expect_equal(outcome, "ABORT_OUTCOME_UNKNOWN", "a request that found no room has another outcome")
+
+
+@check(
+    "INF-13",
+    variant="without-room",
+    needs=(*SHAPE, "INF-13", "ERR-16"),
+    phase=Phase.LOAD,
+    alone=True,
+    in_company=False,
+)
+async def what_found_no_room_never_finished(ctx: Context) -> None:
+    """What is counted is what was accepted."""
+    overload = await _overload(ctx)
+    message = "Load.requests_finished counts requests that found no room"
+    most = overload.accepted
+    expect(overload.finished <= most, message, expected=f"at most {most}", seen=overload.finished)
 
 
 # One of those that fill the engine is judged in company too: each time takes a second.
@@ -226,6 +246,7 @@ async def _overloaded(ctx: Context, **changes: Value) -> Overload:
 async def _flood(ctx: Context, count: int, **changes: Value) -> tuple[Overload, int]:
     """So many long requests at once: what failed, and how many waited at most."""
     observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
+    before = await ctx.idle()
     # All are read, or their data would fill the connection; but seldom and through a narrow window, or the
     # server would be busy with answers instead of requests. In bursts that an HTTP/2 stack takes, each on a
     # connection of its own, for many servers take a hundred calls from one and let the others wait unseen.
@@ -251,7 +272,9 @@ async def _flood(ctx: Context, count: int, **changes: Value) -> tuple[Overload, 
     with suppress(Violation):
         await until(ctx, is_idle, "", within=ctx.bounds.check / 2)
     calls, submits = ([stream.exchange for stream in some] for some in (failed, _failed(late)))
-    return Overload(calls, submits, health, state), most_waiting
+    accepted = len(streams) + len(late) - len(calls) - len(submits)
+    finished = (await observer.load()).requests_finished - before.requests_finished
+    return Overload(calls, submits, health, state, accepted, finished), most_waiting
 
 
 async def _submitted(ctx: Context, client: Client) -> list[Stream]:

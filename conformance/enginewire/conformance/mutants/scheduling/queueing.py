@@ -27,6 +27,16 @@ class FailedRequestsDoNotFinish(Reference):
         self.counters.requests_finished -= 1
 
 
+@mutant("overload_counts_as_finished", kills="INF-13/without-room")
+class OverloadCountsAsFinished(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            self.counters.requests_finished += refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL
+            raise
+
+
 @mutant("tokens_of_the_first_choice_are_generated", kills="INF-13")
 class TokensOfTheFirstChoiceAreGenerated(Reference):
     def advance_job(self, job: Job) -> None:
