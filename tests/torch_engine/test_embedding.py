@@ -243,7 +243,7 @@ async def test_a_more_urgent_call_overtakes(model_folder):
 
 
 async def test_an_input_that_can_never_fit_is_refused(model_folder):
-    async with running(model_folder("llama"), num_kv_blocks=2, max_model_len=64) as engine:
+    async with running(model_folder("llama"), num_kv_blocks=2) as engine:
         with pytest.raises(KvExhausted):
             await embedded(engine, [3] * 33)
 

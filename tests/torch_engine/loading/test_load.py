@@ -203,6 +203,12 @@ def test_a_window_above_the_models_is_refused(folder):
     assert "max_model_len 257" in refusal(folder, max_model_len=257)
 
 
+def test_a_window_above_what_the_cache_holds_is_refused(folder):
+    held = {"num_kv_blocks": 4, "block_size": 4}
+    assert load(folder, max_model_len=16, **held).loaded.context_length == 16
+    assert "max_model_len 17 is above the 16 tokens" in refusal(folder, max_model_len=17, **held)
+
+
 def test_generation_defaults_come_from_the_folder(folder):
     values = {"eos_token_id": [3, 4, 999], "temperature": 0.7, "top_k": 9, "top_p": 7.0, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(values))

@@ -62,13 +62,15 @@ def num_blocks(
 
 def choose_context(options: TorchEngineOptions, config: ServedConfig, scheduler: Scheduler) -> int:
     """The model's positions, or fewer where the options or the cache hold less; in tokens."""
-    if options.max_model_len is None:
-        any_length = scheduler.takes_any_length
-        return config.max_position if any_length else min(config.max_position, scheduler.pool.capacity)
-    if options.max_model_len > config.max_position:
-        limit = config.max_position
-        raise ModelLoadError(f"max_model_len {options.max_model_len} is above the model's {limit} positions")
-    return options.max_model_len
+    positions, asked = config.max_position, options.max_model_len
+    held = positions if scheduler.takes_any_length else scheduler.pool.capacity
+    if asked is None:
+        return min(positions, held)
+    if asked > positions:
+        raise ModelLoadError(f"max_model_len {asked} is above the model's {positions} positions")
+    if asked > held:
+        raise ModelLoadError(f"max_model_len {asked} is above the {held} tokens that the KV cache holds")
+    return asked
 
 
 def default_step_tokens(device: torch.device) -> int:

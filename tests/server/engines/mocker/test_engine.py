@@ -12,6 +12,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions
 from enginewire.server.engines.mocker.options import script_from_json
 from enginewire.server.engines.mocker.tokenizer import EOS
 from enginewire.server.failures import (
+    ContextExceeded,
     DeadlineExceeded,
     Draining,
     EngineDead,
@@ -95,15 +96,15 @@ async def test_requests_wait_for_a_place_and_start_in_order(limits: dict[str, in
 
 async def test_what_can_never_fit_is_refused_and_what_names_no_length_takes_what_there_is() -> None:
     recorder = await started(num_kv_blocks=4, block_size=16)
-    with pytest.raises(KvExhausted):
-        recorder.submit(token_ids=HELLO, stop_conditions={"max_tokens": 59})
-    with pytest.raises(KvExhausted):
+    assert MockerOptions(num_kv_blocks=4, block_size=16).window == 64
+    with pytest.raises(ContextExceeded):
         recorder.submit(token_ids=[1] * 64)
     with pytest.raises(KvExhausted):
         recorder.submit(token_ids=HELLO, sampling_options={"n": 5}, stop_conditions={"max_tokens": 1})
     assert_idle(recorder)
-    answer = await recorder.run(token_ids=HELLO, stop_conditions={"ignore_eos": True})
-    assert len(answer.choices[0].token_ids) == 58
+    for named in ({}, {"max_tokens": 59}):
+        answer = await recorder.run(token_ids=HELLO, stop_conditions={"ignore_eos": True, **named})
+        assert len(answer.choices[0].token_ids) == 58
 
 
 async def test_a_long_prompt_is_computed_in_chunks_beside_running_requests() -> None:
@@ -306,7 +307,7 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
                         sampling_options={"n": n},
                         deadline=deadline,
                     )
-                except KvExhausted:
+                except (KvExhausted, ContextExceeded):
                     continue
                 contexts.append((context, n))
             elif action == "abort" and contexts:

@@ -73,14 +73,19 @@ class MockerOptions:
     role: Role = "aggregated"
     transfer: TransferOptions | None = None
 
+    @property
+    def window(self) -> int:
+        """Tokens of prompt and output together: what the context and the KV blocks have room for."""
+        return min(self.context_length, self.num_kv_blocks * self.block_size)
+
     def __post_init__(self) -> None:
         if self.vocab_size < VOCAB_SIZE:
             raise ValueError(f"vocab_size: must be at least {VOCAB_SIZE}, got {self.vocab_size}")
         for name in ("block_size", "num_kv_blocks", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.context_length < 2:
-            raise ValueError(f"context_length: must be at least 2, got {self.context_length}")
+        if self.window < 2:
+            raise ValueError(f"context_length, num_kv_blocks: no room for 2 tokens, but for {self.window}")
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise ValueError("max_num_batched_tokens: must be above max_num_seqs, or prompts would starve")
         if min(self.ttft_ms, self.itl_ms) < 0:

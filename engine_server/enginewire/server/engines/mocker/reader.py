@@ -35,7 +35,7 @@ def engine_config(options: MockerOptions) -> pb.EngineConfig:
         model=options.model,
         served_model_name=options.served_model_name,
         aliases=options.aliases,
-        context_length=options.context_length,
+        context_length=options.window,
         kv_cache_block_size=options.block_size,
         total_kv_blocks=options.num_kv_blocks,
         max_num_seqs=options.max_num_seqs,
@@ -110,13 +110,11 @@ class RequestReader:
 
     def _max_tokens(self, message: pb.PreprocessedRequest, choices: int) -> int:
         """Output tokens per choice: as many as were asked for, or as many as fit."""
-        prompt, stop = len(message.token_ids), message.stop_conditions
-        if prompt >= self._options.context_length:
-            raise ContextExceeded(
-                f"token_ids: {prompt} tokens leave no room in a context of {self._options.context_length}",
-                field="token_ids",
-            )
-        window = self._options.context_length - prompt
+        prompt, stop, context = len(message.token_ids), message.stop_conditions, self._options.window
+        if prompt >= context:
+            text = f"token_ids: {prompt} tokens leave no room in a context of {context}"
+            raise ContextExceeded(text, field="token_ids")
+        window = context - prompt
         room = self._options.num_kv_blocks // choices * self._options.block_size - prompt
         wanted = 1 if message.is_probe else min(window, max(room, 1))
         if stop.HasField("max_tokens"):
