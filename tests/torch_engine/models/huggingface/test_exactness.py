@@ -89,7 +89,7 @@ def load(folder: Path) -> CoreUnderTest:
         max_num_batched_tokens=7,
         block_size=4,
         num_kv_blocks=8,
-        max_model_len=40,
+        max_model_len=32,
         pooling="mean",
     )
     return CoreUnderTest(load_engine(options, lambda phase, done: None))
