@@ -40,8 +40,8 @@ WILDCARD: Final = re.compile(r"(^|//|@)(\*|0\.0\.0\.0|\[?::\]?)(:\d+)?(/|$)")
 class Observed:
     """A subscriber's events around some requests. `cached`: of an idle engine afterwards.
 
-    `later`: the snapshot of another subscriber, who comes then. `emptied`: what one knows who comes when the
-    cache has been emptied, and has `left`. `is_shared`: whether one who listened beside knew all of it.
+    `later`: the snapshot of another subscriber, who comes then. `emptied`: when the cache was emptied, and
+    has `left`, what one knows who comes then, and who listened. `is_shared`: one beside knew all of it.
     `prompts`: the tokens of some that were asked for, a beginning that all of them have included.
     """
 
@@ -50,7 +50,7 @@ class Observed:
     picture: Picture
     later: list[pb.KvEvent]
     cached: int
-    emptied: Picture
+    emptied: tuple[Picture, Picture]
     left: int
     is_shared: bool
     prompts: list[tuple[int, ...]]
@@ -119,7 +119,8 @@ async def the_picture_is_complete(ctx: Context) -> None:
     message = "a subscriber holds another number of blocks than kv_blocks_cached"
     expect_equal(len(observed.picture.blocks), observed.cached, message)
     expect_equal(len(set(hashes(observed.later))), observed.cached, message)
-    expect_equal(len(observed.emptied.blocks), observed.left, f"{message}, when the cache was emptied")
+    for known in observed.emptied:
+        expect_equal(len(known.blocks), observed.left, f"{message}, when the cache was emptied")
 
 
 @check("KVE-06", needs=("KVE-03",), alone=True)
@@ -243,6 +244,7 @@ async def _observe(ctx: Context) -> Observed:
         await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
     emptied = await watching(ctx)
     left = (await ctx.client.load()).kv_blocks_cached - emptied.elsewhere
+    await later.until(lambda: len(later.picture().blocks) == left, ctx.bounds.reaction)
     for each in (subscription, beside, later, emptied):
         each.close()
     return Observed(
@@ -251,7 +253,7 @@ async def _observe(ctx: Context) -> Observed:
         picture=picture,
         later=later.snapshot,
         cached=cached - subscription.elsewhere,
-        emptied=emptied.picture(),
+        emptied=(emptied.picture(), later.picture()),
         left=left,
         is_shared=is_shared,
         prompts=prompts,

@@ -175,6 +175,13 @@ class RemoveUnknown(Reference):
         self.publish(pb.KvEvent(removed=pb.KvBlocksRemoved(block_hashes=[self.block_hash(key) ^ 1])))
 
 
+@mutant("idle_caches_are_cleared_in_silence", kills="KVE-05")
+class IdleCachesAreClearedInSilence(Reference):
+    def publish(self, event: pb.KvEvent) -> None:
+        if self.live or not event.HasField("cleared"):
+            super().publish(event)
+
+
 @mutant("evicts_in_silence", kills="KVE-05")
 class EvictsInSilence(Reference):
     def remove_block(self, key: BlockKey) -> None:

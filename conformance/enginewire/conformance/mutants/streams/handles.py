@@ -209,3 +209,20 @@ class WhoGoesOnGetsNoEvents(Reference):
 class EventsComeWithTheSecondToken(Reference):
     def due_events(self, job: Job) -> list[pb.EngineEvent]:
         return super().due_events(job) if job.completion_tokens != 1 else []
+
+
+@mutant("a_request_without_room_ends_its_stream", kills="MUX-04/seen", traffic="MUX-04/without-room")
+class ARequestWithoutRoomEndsItsStream(Reference):
+    def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
+        self._full: Refusal | None = None
+        super().submit(stream, submit, call)
+        if self._full:
+            raise self._full
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        try:
+            return super().submitted(submit, call)
+        except Refusal as refusal:
+            if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
+                self._full = refusal
+            raise

@@ -44,6 +44,15 @@ def a_stream_ends_after_its_requests(handles: Handles) -> None:
         expect(not left, "a multiplexed stream ended with OK before its requests", seen=left[:1])
 
 
+@of_streams("MUX-04")
+def no_stream_ends_for_want_of_room(handles: Handles) -> None:
+    """That is said of a request, on its handle."""
+    detail = handles.exchange.detail
+    is_full = bool(handles.uses and detail and detail.reason == pb.ERROR_REASON_QUEUE_FULL)
+    message = "a multiplexed stream ends because a request finds no room"
+    expect(not is_full, message, expected="a status of its handle", seen=handles.exchange.status)
+
+
 @of_streams("MUX-12")
 def no_time_passes_early(handles: Handles) -> None:
     """That of a request, or else of the whole stream; a request without has none of its own."""

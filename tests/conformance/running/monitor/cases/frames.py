@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
 from tests.conformance.running.monitor.cases.register import breaks
 from tests.conformance.running.monitor.made import frame, frames, outputs, request, status
 
@@ -75,6 +75,15 @@ def _() -> Exchange:
 def _() -> Exchange:
     full = status(pb.ErrorDetail(reason=pb.ERROR_REASON_QUEUE_FULL), grpc.StatusCode.RESOURCE_EXHAUSTED)
     return frames(ONE, [frame(1, accepted="r-1"), frame(1, full)])
+
+
+@breaks("no_stream_ends_for_want_of_room", "of one request")
+def _() -> Exchange:
+    full = pb.ErrorDetail(reason=pb.ERROR_REASON_QUEUE_FULL, retryable=True)
+    exchange = frames(ONE, [], grpc.StatusCode.RESOURCE_EXHAUSTED)
+    told = status(full, grpc.StatusCode.RESOURCE_EXHAUSTED).SerializeToString()
+    exchange.trailing_metadata = ((DETAILS_KEY, told),)
+    return exchange
 
 
 @breaks("acceptance_names_the_request", "another")
