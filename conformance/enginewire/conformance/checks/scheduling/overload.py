@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, cast
@@ -11,7 +12,7 @@ from typing import Final, cast
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.running.registry import SHAPE, CheckFunction, Phase, check
 from enginewire.conformance.session.adapters import loaded, unload
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
@@ -58,6 +59,19 @@ class Overload:
     """By how many `Load.requests_finished` grew meanwhile."""
 
 
+def check_when_full(
+    identifier: str, *, variant: str = "", needs: tuple[str, ...] = (), gate: str = ""
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register what holds also when there is no room.
+
+    ERR-16 alone is judged in company too: each time takes a second.
+    """
+    needs = (*SHAPE, *needs, "ERR-16")
+    return check(
+        identifier, variant=variant, needs=needs, gate=gate, phase=Phase.LOAD, alone=True, in_company=False
+    )
+
+
 @check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True, not_beside=(FULL,))
 async def overload_is_refused(ctx: Context) -> None:
     """More requests at once than there are slots and places in the queue: they fill the engine themselves."""
@@ -67,14 +81,7 @@ async def overload_is_refused(ctx: Context) -> None:
         expect(detail and detail.retryable, "overload is not retryable", expected="retryable", seen=detail)
 
 
-@check(
-    "ABO-06",
-    variant="refused",
-    needs=(*WHOLE, "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("ABO-06", variant="refused", needs=("LIM-01", "LIM-02"))
 async def ids_without_room_are_free(ctx: Context) -> None:
     """One of those that were refused comes again, with the same id, when there is room."""
     exchange = (await _overload(ctx)).calls[-1]
@@ -84,14 +91,7 @@ async def ids_without_room_are_free(ctx: Context) -> None:
     expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
 
 
-@check(
-    "ABO-10",
-    variant="without-room",
-    needs=(*SHAPE, "ABO-03", "ABO-10", "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("ABO-10", variant="without-room", needs=("ABO-03", "ABO-10"))
 async def what_found_no_room_is_unknown(ctx: Context) -> None:
     """Another one of those."""
     exchange, *others = (await _overload(ctx)).calls
@@ -102,14 +102,7 @@ async def what_found_no_room_is_unknown(ctx: Context) -> None:
     expect_equal(outcome, "ABORT_OUTCOME_UNKNOWN", "a request that found no room has another outcome")
 
 
-@check(
-    "INF-13",
-    variant="without-room",
-    needs=(*SHAPE, "INF-13", "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("INF-13", variant="without-room", needs=("INF-13",))
 async def what_found_no_room_never_finished(ctx: Context) -> None:
     """What is counted is what was accepted."""
     overload = await _overload(ctx)
@@ -118,8 +111,7 @@ async def what_found_no_room_never_finished(ctx: Context) -> None:
     expect(overload.finished <= most, message, expected=f"at most {most}", seen=overload.finished)
 
 
-# One of those that fill the engine is judged in company too: each time takes a second.
-@check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, in_company=False)
+@check_when_full("ERR-24")
 async def overload_says_how_much(ctx: Context) -> None:
     """The same refusals."""
     for exchange in (await _overload(ctx)).calls:
@@ -132,7 +124,7 @@ async def overload_says_how_much(ctx: Context) -> None:
             expect(number.isdecimal(), message, expected="a number in metadata", seen=detail)
 
 
-@check("ERR-26", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, in_company=False)
+@check_when_full("ERR-26")
 async def generic_clients_know_when_to_come_again(ctx: Context) -> None:
     """Of overload, when it tells a time."""
     calls = (await _overload(ctx)).calls
@@ -148,15 +140,7 @@ async def generic_clients_know_when_to_come_again(ctx: Context) -> None:
         expect_equal(pushback, str(wait), f"the trailer {google_rpc.PUSHBACK_KEY} says another time")
 
 
-@check(
-    "MUX-04",
-    variant="without-room",
-    gate="multiplexed",
-    needs=(*SHAPE, "MUX-04", "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("MUX-04", variant="without-room", needs=("MUX-04",), gate="multiplexed")
 async def streams_tell_of_overload_like_calls(ctx: Context) -> None:
     """Submits that find no room, beside calls that find none."""
     overload = await _overload(ctx)
@@ -167,14 +151,7 @@ async def streams_tell_of_overload_like_calls(ctx: Context) -> None:
         expect_equal(_told(exchange), told, "the status of a Submit that finds no room is another one")
 
 
-@check(
-    "INF-12",
-    variant="without-room",
-    needs=(*SHAPE, "INF-12", "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("INF-12", variant="without-room", needs=("INF-12",))
 async def health_agrees_when_there_is_no_room(ctx: Context) -> None:
     """A server that is full is ready all the same."""
     overload = await _overload(ctx)
@@ -186,14 +163,7 @@ async def health_agrees_when_there_is_no_room(ctx: Context) -> None:
         expect_equal(seen, health_types.NAMES[expected], message)
 
 
-@check(
-    "LOR-05",
-    variant="refused",
-    needs=(*SHAPE, "LOR-01", "LOR-05", "ERR-16"),
-    phase=Phase.LOAD,
-    alone=True,
-    in_company=False,
-)
+@check_when_full("LOR-05", variant="refused", needs=("LOR-01", "LOR-05"))
 async def adapters_are_free_of_what_was_refused(ctx: Context) -> None:
     """More requests for one than there is room for: when all have ended, none of them uses it."""
     async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
