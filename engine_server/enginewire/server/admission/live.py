@@ -66,12 +66,12 @@ class Live:
         # A thread may begin with a request before the loop has noted that it is accepted.
         return f"{max(began - self.accepted_at, 0.0):.3f} s in the queue, {now - began:.3f} s computed"
 
-    def end_as_aborted(self, output: pb.LLMEngineOutput) -> bool:
-        """What whoever aborted it was told, however a choice has ended in the engine meanwhile.
+    def end_as_told(self, output: pb.LLMEngineOutput) -> bool:
+        """Whoever aborted it was told so, however a choice has ended in the engine meanwhile.
 
         True when it was handed over: nobody will come for it.
         """
-        if output.finish_reason == pb.FINISH_REASON_ERROR:
+        if not self.context.is_cancelled or output.finish_reason == pb.FINISH_REASON_ERROR:
             return False
         output.finish_reason = pb.FINISH_REASON_CANCELLED
         output.ClearField("stop_match")

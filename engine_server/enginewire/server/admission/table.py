@@ -301,7 +301,7 @@ class RequestTable:
         if output.index in live.ended:
             self._blame(live.context, f"choice {output.index} has ended, and gets more")
             return
-        if output.finish_reason and live.context.is_cancelled and live.end_as_aborted(output):
+        if output.finish_reason and live.end_as_told(output):
             discard_handoff(self._engine, live.context.request_id)
         live.sink.output(output)
         if output.finish_reason:

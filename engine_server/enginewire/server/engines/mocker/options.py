@@ -85,7 +85,7 @@ class MockerOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.window < 2:
-            raise ValueError(f"context_length, num_kv_blocks: no room for 2 tokens, but for {self.window}")
+            raise ValueError(f"context_length, num_kv_blocks: must have room for 2 tokens, got {self.window}")
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise ValueError("max_num_batched_tokens: must be above max_num_seqs, or prompts would starve")
         if min(self.ttft_ms, self.itl_ms) < 0:
