@@ -74,6 +74,22 @@ class LittleRoom(Reference):
     settings = replace(Settings(), max_num_seqs=1, max_queued=1)
 
 
+class LittleRoomForTokens(Reference):
+    """Where one request runs, and few tokens wait."""
+
+    settings = replace(Settings(), max_num_seqs=1, limits={"max_num_queued_tokens": 100})
+
+    def admit(self, job: Job) -> None:
+        """Refuse a prompt that is too long for the queue."""
+        waiting = sum(len(each.request.token_ids) for each in self.waiting)
+        most = self.config.limits.max_num_queued_tokens
+        if self.live and waiting + len(job.request.token_ids) > most:
+            depth = {"queue_depth": str(waiting), "limit": str(most)}
+            reason = pb.ERROR_REASON_QUEUE_FULL
+            raise Refusal(reason, "the queue is full", retry_after=0.1, metadata=depth)
+        super().admit(job)
+
+
 class TwoSlots(Reference):
     """Where the third one does."""
 
@@ -223,6 +239,7 @@ FEW = RunOptions(companies=1, cases=8)
         ),
         (OneSlot, ("ABO-01", "SEQ-02", "CON-10"), ("SEQ-05", "SEQ-05/cancelled")),
         (LittleRoom, (*SHAPE, "ERR-05"), ("CON-02",)),
+        (LittleRoomForTokens, (*SHAPE, "ERR-05/ends", "LIM-10/lists"), ("STR-07", "SAM-11")),
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
         pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),
