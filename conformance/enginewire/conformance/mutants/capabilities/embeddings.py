@@ -153,7 +153,7 @@ class AbortedEmbeddingsAreAnswered(Reference):
             pass
 
 
-@mutant("aborted_embeddings_are_unavailable", kills="EMB-07")
+@mutant("aborted_embeddings_are_unavailable", kills=("EMB-07", "INF-13/waiting"))
 class AbortedEmbeddingsAreUnavailable(Reference):
     async def embedded(self, job: Job) -> None:
         async for _ in self.outputs(job):

@@ -127,7 +127,7 @@ class CachedChoicesGoAstray(Reference):
         return (token + 1) % self.config.vocab_size if astray else token
 
 
-@mutant("resumed_choices_go_astray", kills=("RES-01/drawn", "RES-02/choices", "RES-03/choices"))
+@mutant("resumed_choices_go_astray", kills=("RES-01/drawn", "RES-01/guided", "RES-02/choices", "RES-03/choices"))
 class ResumedChoicesGoAstray(Reference):
     """Each of several choices that go on sees the tokens of the first one."""
 

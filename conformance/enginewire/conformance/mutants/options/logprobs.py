@@ -58,7 +58,7 @@ class LogprobWrongId(_Row):
             row.token_logprobs[0] = row.top_logprobs[1]
 
 
-@mutant("selected_in_another_order", kills="LOG-02/selected")
+@mutant("selected_in_another_order", kills=("LOG-02/selected", "LOG-11"))
 class SelectedInAnotherOrder(_Row):
     def spoil(self, row: pb.Logprobs) -> None:
         row.selected_logprobs[:] = reversed(row.selected_logprobs)

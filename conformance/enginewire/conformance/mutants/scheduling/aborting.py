@@ -251,7 +251,7 @@ class AbortTakesBoth(Reference):
         return await super().abort_requests(request)
 
 
-@mutant("early_abort_is_forgotten", kills="ABO-11")
+@mutant("early_abort_is_forgotten", kills=("ABO-11", "ABO-11/embed"))
 class EarlyAbortIsForgotten(Reference):
     async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
         response = await super().abort_requests(request)

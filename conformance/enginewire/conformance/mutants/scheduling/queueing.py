@@ -13,7 +13,7 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 
 
-@mutant("aborted_requests_do_not_finish", kills="INF-13")
+@mutant("aborted_requests_do_not_finish", kills=("INF-13", "INF-13/waiting"))
 class AbortedRequestsDoNotFinish(Reference):
     def abort(self, job: Job) -> None:
         super().abort(job)

@@ -99,7 +99,7 @@ class ResumeHasAllTokensAgain(Reference):
         return usage
 
 
-@mutant("resume_counts_as_prompt", kills="RES-04", also=("USE-02/seen", "USE-03/seen"))
+@mutant("resume_counts_as_prompt", kills="RES-04", also=("USE-02/seen", "USE-03/seen", "USE-05/seen"))
 class ResumeCountsAsPrompt(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
