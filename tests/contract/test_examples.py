@@ -14,7 +14,7 @@ EXAMPLES = ROOT / "examples"
 # Where each of them keeps its digest, and its revision.
 DIGESTS = (
     "typescript/src/service.ts",
-    "cpp/src/service.h",
+    "cpp/enginewire/info.h",
     "go/service.go",
     "rust/src/service.rs",
     "minimal-cpp/engine.cpp",
@@ -23,7 +23,7 @@ DIGESTS = (
 )
 REVISIONS = (
     "typescript/src/rules.ts",
-    "cpp/src/rules.h",
+    "cpp/enginewire/info.h",
     "go/rules.go",
     "rust/src/rules.rs",
     "minimal-cpp/engine.cpp",
