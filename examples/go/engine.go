@@ -1,11 +1,10 @@
 package main
 
 import (
-	"fmt"
-	"math/rand"
 	"sync"
 	"time"
 
+	"example.com/engine/enginewire"
 	pb "example.com/engine/gen/enginewire/v1"
 )
 
@@ -13,9 +12,6 @@ import (
 // and position. Also what a server is doing: ready, draining, stopped. One lock, which each step takes once.
 
 const (
-	vocabSize      = 1000
-	eos            = 2
-	contextLength  = 4096
 	maxRunning     = 8
 	maxWaiting     = 256
 	stepTime       = 4 * time.Millisecond
@@ -25,68 +21,40 @@ const (
 )
 
 type sequence struct {
-	id                              string
-	promptTokens, hash              uint32
-	maxTokens, minTokens, generated uint32
-	visibleStops, hiddenStops       map[uint32]bool
-	unread                          []uint32 // What the reader has not seen yet.
-	end                             pb.FinishReason
-	changed                         chan struct{}
+	id                 string
+	promptTokens, hash uint32
+	answer             *enginewire.Answer
+	generated          uint32
+	unread             []uint32 // What the reader has not seen yet.
+	end                pb.FinishReason
+	changed            chan struct{}
 }
 
-func newSequence(id string, request *pb.PreprocessedRequest) *sequence {
-	stop := request.GetStopConditions()
-	room := uint32(contextLength - len(request.TokenIds))
+func newSequence(generate *pb.GenerateRequest) *sequence {
+	prompt := generate.Request.TokenIds
 	s := &sequence{
-		id:           id,
-		promptTokens: uint32(len(request.TokenIds)),
+		id:           generate.RequestId,
+		promptTokens: uint32(len(prompt)),
 		hash:         2166136261,
-		maxTokens:    room,
-		minTokens:    stop.GetMinTokens(),
-		visibleStops: setOf(append(stop.GetStopTokenIds(), stop.GetStopTokenIdsVisible()...)...),
-		hiddenStops:  setOf(append(stop.GetStopTokenIdsHidden(), request.EosTokenIds...)...),
+		answer:       enginewire.NewAnswer(generate, config),
 		changed:      make(chan struct{}, 1),
 	}
-	for _, token := range request.TokenIds {
+	for _, token := range prompt {
 		s.hash = (s.hash ^ token) * 16777619
-	}
-	if request.IsProbe {
-		s.maxTokens = 1
-	}
-	if stop != nil && stop.MaxTokens != nil {
-		s.maxTokens = *stop.MaxTokens
-	}
-	if s.maxTokens > room {
-		s.maxTokens = room
-	}
-	if len(request.EosTokenIds) == 0 {
-		s.hiddenStops[eos] = true
-	}
-	if stop.GetIgnoreEos() {
-		s.hiddenStops = nil
 	}
 	return s
 }
 
-// next generates a token, and ends the sequence when it is the last one. A hidden stop wins over a visible one.
+// next generates a token, and says why it is the last one, if it is.
 func (s *sequence) next() pb.FinishReason {
 	mixed := s.hash + s.generated*0x9e3779b9
 	mixed = (mixed ^ mixed>>16) * 0x85ebca6b
 	mixed = (mixed ^ mixed>>13) * 0xc2b2ae35
-	token := 3 + (mixed^mixed>>16)%(vocabSize-3)
+	token := 3 + (mixed^mixed>>16)%(config.VocabSize-3)
 	s.generated++
 	s.unread = append(s.unread, token)
 	s.notify()
-	mayStop := s.generated >= s.minTokens
-	switch {
-	case mayStop && s.hiddenStops[token]:
-		return pb.FinishReason_FINISH_REASON_EOS
-	case mayStop && s.visibleStops[token]:
-		return pb.FinishReason_FINISH_REASON_STOP
-	case s.generated >= s.maxTokens:
-		return pb.FinishReason_FINISH_REASON_LENGTH
-	}
-	return pb.FinishReason_FINISH_REASON_UNSPECIFIED
+	return s.answer.EndAt(token)
 }
 
 func (s *sequence) notify() {
@@ -96,14 +64,6 @@ func (s *sequence) notify() {
 	}
 }
 
-func setOf[T comparable](entries ...T) map[T]bool {
-	set := map[T]bool{}
-	for _, entry := range entries {
-		set[entry] = true
-	}
-	return set
-}
-
 // past is what the next abort of an id is told.
 type past struct {
 	outcome pb.AbortOutcome
@@ -111,8 +71,7 @@ type past struct {
 }
 
 type engine struct {
-	lifetimeID string
-	onState    func(pb.EngineState)
+	health *enginewire.Health
 
 	mutex              sync.Mutex
 	state              pb.EngineState
@@ -125,16 +84,14 @@ type engine struct {
 	drained            pb.DrainState
 }
 
-func newEngine(onState func(pb.EngineState)) *engine {
-	random := rand.New(rand.NewSource(time.Now().UnixNano()))
+func newEngine(health *enginewire.Health) *engine {
 	never := time.Now().AddDate(100, 0, 0)
 	e := &engine{
-		lifetimeID: fmt.Sprintf("%016x", random.Uint64()),
-		onState:    onState,
-		state:      pb.EngineState_ENGINE_STATE_READY,
-		past:       map[string]past{},
-		graceEnd:   never,
-		deadline:   never,
+		health:   health,
+		state:    pb.EngineState_ENGINE_STATE_READY,
+		past:     map[string]past{},
+		graceEnd: never,
+		deadline: never,
 	}
 	go e.run()
 	return e
@@ -168,18 +125,17 @@ func (e *engine) admit(s *sequence) error {
 	defer e.mutex.Unlock()
 	switch {
 	case e.isCleaning:
-		return failed("ENGINE_DEAD", "", "the engine was cleaned up")
+		return &enginewire.Failure{Reason: pb.ErrorReason_ERROR_REASON_ENGINE_DEAD, Text: "the engine was cleaned up"}
 	case e.isClosed():
-		return failed("DRAINING", "", "the server is draining")
+		return enginewire.Draining()
 	case e.find(s.id) != nil:
-		return failed("DUPLICATE_ID", "request_id", "is live")
+		return enginewire.DuplicateID()
 	case e.recall(s.id) == pb.AbortOutcome_ABORT_OUTCOME_UNKNOWN:
 		delete(e.past, s.id)
-		return failed("CANCELLED", "request_id", "aborted before it arrived")
+		aborted := pb.ErrorReason_ERROR_REASON_CANCELLED
+		return &enginewire.Failure{Reason: aborted, Field: "request_id", Text: "aborted before it arrived"}
 	case len(e.live) >= maxRunning+maxWaiting:
-		full := failed("QUEUE_FULL", "", "the queue is full")
-		full.facts = map[string]string{"queue_depth": fmt.Sprint(e.waiting()), "limit": fmt.Sprint(maxWaiting)}
-		return full
+		return enginewire.QueueFull(e.waiting(), maxWaiting)
 	}
 	e.live = append(e.live, s)
 	return nil
@@ -226,27 +182,8 @@ func (e *engine) liveIDs() []string {
 	return ids
 }
 
-func (e *engine) load() *pb.Load {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	waiting := e.waiting()
-	load := &pb.Load{
-		Running:          uint32(len(e.live) - waiting),
-		Waiting:          uint32(waiting),
-		Step:             e.counts.Step,
-		RequestsFinished: e.counts.RequestsFinished,
-		TokensGenerated:  e.counts.TokensGenerated,
-		State:            e.state,
-		EngineLifetimeId: e.lifetimeID,
-	}
-	for _, s := range e.live[len(e.live)-waiting:] {
-		load.WaitingTokens += uint64(s.promptTokens)
-	}
-	return load
-}
-
-// drain begins the drain or joins it. Of several deadlines the earliest wins; the grace is that of the first caller.
-func (e *engine) drain(deadline, grace time.Duration) {
+// BeginDrain: of several deadlines the earliest wins; the grace is that of the first caller.
+func (e *engine) BeginDrain(deadline, grace time.Duration) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	e.deadline = earlier(e.deadline, time.Now().Add(deadline))
@@ -256,11 +193,28 @@ func (e *engine) drain(deadline, grace time.Duration) {
 	e.leaveReady()
 }
 
-func (e *engine) progress() *pb.DrainResponse {
+func (e *engine) Progress() (*pb.Load, pb.DrainState) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
-	state, waiting := e.drainState(), e.waiting()
-	return &pb.DrainResponse{State: state, Running: uint32(len(e.live) - waiting), Waiting: uint32(waiting)}
+	drained := e.drainState()
+	return e.load(), drained
+}
+
+func (e *engine) load() *pb.Load {
+	waiting := e.waiting()
+	load := &pb.Load{
+		Running:          uint32(len(e.live) - waiting),
+		Waiting:          uint32(waiting),
+		Step:             e.counts.Step,
+		RequestsFinished: e.counts.RequestsFinished,
+		TokensGenerated:  e.counts.TokensGenerated,
+		State:            e.state,
+		EngineLifetimeId: enginewire.LifetimeID,
+	}
+	for _, s := range e.live[len(e.live)-waiting:] {
+		load.WaitingTokens += uint64(s.promptTokens)
+	}
+	return load
 }
 
 // cleanup returns true when an earlier call had cleaned up.
@@ -279,14 +233,14 @@ func (e *engine) cleanup(abortInFlight bool) bool {
 	}
 	wasClean := e.state == pb.EngineState_ENGINE_STATE_STOPPED
 	e.state = pb.EngineState_ENGINE_STATE_STOPPED
-	e.onState(e.state)
+	e.health.Shutdown()
 	return wasClean
 }
 
 func (e *engine) leaveReady() {
 	if e.state == pb.EngineState_ENGINE_STATE_READY {
 		e.state = pb.EngineState_ENGINE_STATE_DRAINING
-		e.onState(e.state)
+		e.health.BeginDrain()
 	}
 }
 

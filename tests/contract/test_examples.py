@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "examples"
 DIGESTS = (
     "typescript/src/service.ts",
     "cpp/enginewire/info.h",
-    "go/service.go",
+    "go/enginewire/info.go",
     "rust/src/service.rs",
     "minimal-go/engine.go",
     "minimal-typescript/engine.ts",
@@ -23,7 +23,7 @@ DIGESTS = (
 REVISIONS = (
     "typescript/src/rules.ts",
     "cpp/enginewire/info.h",
-    "go/rules.go",
+    "go/enginewire/info.go",
     "rust/src/rules.rs",
     "minimal-go/engine.go",
 )
