@@ -29,7 +29,6 @@ pb::EngineConfig describe() {
   config.add_eos_token_ids(kEos);
   config.set_max_num_seqs(kSlots);
   config.mutable_limits()->set_max_num_queued_reqs(kQueue);
-  config.mutable_limits()->set_min_keepalive_interval_ms(ew::kMinKeepaliveMs);
   auto& sampling = *config.mutable_capabilities()->mutable_default_sampling();
   sampling.set_temperature(1);
   sampling.set_top_p(1);
@@ -38,9 +37,8 @@ pb::EngineConfig describe() {
 }
 
 uint32_t next_token(const pb::PreprocessedRequest& request, uint32_t done) {
-  uint32_t hash = 2166136261u;
+  uint32_t hash = 2166136261u ^ done * 0x9e3779b9u;
   for (uint32_t token : request.token_ids()) hash = (hash ^ token) * 16777619u;
-  hash = (hash ^ done) * 16777619u;
   return 3 + (hash ^ hash >> 15) % (kVocabulary - 3);
 }
 
@@ -58,12 +56,13 @@ class Engine final : public pb::EngineService::Service, public pb::DiscoveryServ
       writer->SendInitialMetadata();
       for (auto why = pb::FINISH_REASON_UNSPECIFIED; !why && !context->IsCancelled();) {
         std::this_thread::sleep_for(kStep);
+        progress();  // A drain ends in time although nobody watches it.
         const ptrdiff_t place = place_of(generate);
         if (place >= kSlots) continue;
         std::vector<uint32_t> tokens;
         if (place >= 0) tokens.push_back(next_token(generate->request(), answer.generated()));
         why = place < 0 ? pb::FINISH_REASON_CANCELLED : answer.end_at(tokens.back());
-        if (why) remove(generate);
+        if (why && !remove(generate)) why = pb::FINISH_REASON_CANCELLED;  // Its abort came first.
         writer->Write(answer.response(tokens, why));
       }
       remove(generate);  // Also after a deadline and a lost connection.
@@ -117,10 +116,10 @@ class Engine final : public pb::EngineService::Service, public pb::DiscoveryServ
     health_.set(pb::ENGINE_STATE_DRAINING);
   }
 
-  // Ends the drain when nothing is live or its time is over.
+  // Ends a drain that has begun when nothing is live or its time is over.
   pb::DrainResponse progress() {
     const std::lock_guard lock(mutex_);
-    if (!drained_ && live_.empty()) drained_ = pb::DRAIN_STATE_DRAINED;
+    if (!drained_ && is_draining() && live_.empty()) drained_ = pb::DRAIN_STATE_DRAINED;
     if (!drained_ && Clock::now() >= deadline_) drained_ = pb::DRAIN_STATE_TIMED_OUT;
     if (drained_) live_.clear();
     pb::DrainResponse progress;
@@ -147,10 +146,12 @@ class Engine final : public pb::EngineService::Service, public pb::DiscoveryServ
     return found == live_.end() ? -1 : found - live_.begin();
   }
 
-  // Takes a request out of the engine, unless that has happened.
-  void remove(const pb::GenerateRequest* generate) {
+  // Takes a request out of the engine; false where that had happened.
+  bool remove(const pb::GenerateRequest* generate) {
     const std::lock_guard lock(mutex_);
+    const size_t count = live_.size();
     live_.erase(std::remove(live_.begin(), live_.end(), generate), live_.end());
+    return live_.size() < count;
   }
 
   std::vector<const pb::GenerateRequest*>::iterator find(const std::string& id) {

@@ -126,9 +126,11 @@ inline void check_length(const v1::PreprocessedRequest& request, const v1::Engin
   const auto& stop = request.stop_conditions();
   const char* const path = "stop_conditions.min_tokens";
   const uint32_t count = request.token_ids_size(), window = window_of(config);
+  const uint32_t limit = config.limits().has_max_prompt_tokens() ? config.limits().max_prompt_tokens() : window;
+  const uint32_t longest = std::min(limit, window - 1);
   if (count == 0 && !request.has_prompt_embeds()) throw invalid("token_ids", "must not be empty");
-  if (count >= window)
-    throw Failure(v1::ERROR_REASON_CONTEXT_EXCEEDED, "token_ids", join(count, " of at most ", window - 1));
+  if (count > longest)
+    throw Failure(v1::ERROR_REASON_CONTEXT_EXCEEDED, "token_ids", join(count, " of at most ", longest));
   if (stop.has_max_tokens() && stop.min_tokens() > stop.max_tokens())
     throw invalid(path, "above max_tokens, got ", stop.min_tokens());
   if (stop.min_tokens() > window - count)
