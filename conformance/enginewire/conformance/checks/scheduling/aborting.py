@@ -73,7 +73,7 @@ async def handles_end_as_cancelled(ctx: Context) -> None:
         expect_equal(reasons, {"CANCELLED"}, "an aborted handle ends with another reason")
 
 
-@check("ABO-02", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01"))
+@check("ABO-02", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01", "CON-01"))
 async def others_go_on(ctx: Context) -> None:
     """Among them ids that begin like the aborted one, or differ in case only."""
     await _others_go_on(ctx, lambda name: (f"{name}-1", name.upper(), name[:-1], ctx.request().request_id))

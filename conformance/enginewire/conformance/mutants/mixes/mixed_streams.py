@@ -127,13 +127,16 @@ class CachedChoicesGoAstray(Reference):
         return (token + 1) % self.config.vocab_size if astray else token
 
 
-@mutant("resumed_choices_go_astray", kills=("RES-01/drawn", "RES-01/guided", "RES-02/choices", "RES-03/choices"))
-class ResumedChoicesGoAstray(Reference):
-    """Each of several choices that go on sees the tokens of the first one."""
+@mutant(
+    "resumed_choices_go_astray", kills=("RES-01/drawn", "RES-01/guided", "RES-02/choices", "RES-03/choices")
+)
+class ResumedChoicesGoAstray(KnowsItsStreams):
+    """Each of several choices that go on in a call of their own has its next tokens wrong."""
 
     def next_token(self, choice: Choice, logits: list[float]) -> int:
         token = super().next_token(choice, logits)
-        return (token + 1) % self.config.vocab_size if choice.index and delivered(choice) else token
+        is_astray = choice.index and delivered(choice) and not self.is_multiplexed(choice.job)
+        return (token + 1) % self.config.vocab_size if is_astray else token
 
 
 @mutant("last_eos_has_no_terminal", kills="STR-02/drawn")
