@@ -23,7 +23,7 @@ from enginewire.conformance.session.session import Session
 IN_COMPANY: Final = "in-company"
 """The end of a key of what failed so: `USE-01/in-company`."""
 
-EFFORTS: Final = 0.6
+EFFORTS: Final = 0.4
 """For all of it; what is begun is judged to its end."""
 
 OF_A_CHECK: Final = 1 / 3

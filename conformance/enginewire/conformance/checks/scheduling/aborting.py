@@ -203,10 +203,9 @@ async def late_ids_are_free(ctx: Context) -> None:
     failed = []
     with suppress(NotApplicable):
         failed.append(await ctx.start(fails_later(ctx)).end())
-    soon = ctx.bounds.reaction / 2
-    late = [await ctx.start(ctx.long_request(), timeout=soon).end()]
+    late = [await ctx.start(ctx.long_request(), timeout=ctx.bounds.reaction / 4).end()]
     async with saturated(ctx) as running:
-        late += await all_queued(ctx, running, ctx.long_request, timeout=soon)
+        late += await all_queued(ctx, running, ctx.long_request, timeout=ctx.bounds.reaction / 2)
         await asyncio.gather(*(stream.end() for stream in late))
     await ctx.idle()
     for stream in (*failed, *late):

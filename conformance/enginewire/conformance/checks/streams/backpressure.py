@@ -27,7 +27,7 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 FEWEST: Final = 128
 """Fewer tokens than this may all be on their way before the window is full."""
 
-MOST: Final = 512
+MOST: Final = 256
 BUFFERED: Final = 2**16
 """Bytes of a stream that gRPC itself takes from an engine before it lets it wait for a reader."""
 ALTERNATIVES: Final = 20
