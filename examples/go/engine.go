@@ -24,7 +24,6 @@ type sequence struct {
 	id                 string
 	promptTokens, hash uint32
 	answer             *enginewire.Answer
-	generated          uint32
 	unread             []uint32 // What the reader has not seen yet.
 	end                pb.FinishReason
 	changed            chan struct{}
@@ -47,11 +46,10 @@ func newSequence(generate *pb.GenerateRequest) *sequence {
 
 // next generates a token, and says why it is the last one, if it is.
 func (s *sequence) next() pb.FinishReason {
-	mixed := s.hash + s.generated*0x9e3779b9
+	mixed := s.hash + s.answer.Generated()*0x9e3779b9
 	mixed = (mixed ^ mixed>>16) * 0x85ebca6b
 	mixed = (mixed ^ mixed>>13) * 0xc2b2ae35
 	token := 3 + (mixed^mixed>>16)%(config.VocabSize-3)
-	s.generated++
 	s.unread = append(s.unread, token)
 	s.notify()
 	return s.answer.EndAt(token)

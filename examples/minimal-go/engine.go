@@ -48,7 +48,7 @@ func (e *engine) Generate(generate *pb.GenerateRequest, stream pb.EngineService_
 	if err := enginewire.Check(generate, config); err != nil {
 		return err
 	}
-	id, position := generate.RequestId, uint32(0)
+	id := generate.RequestId
 	number, err := e.admit(id)
 	if err != nil {
 		return err
@@ -66,8 +66,7 @@ func (e *engine) Generate(generate *pb.GenerateRequest, stream pb.EngineService_
 		case e.place(number) >= slots:
 			return nil, pb.FinishReason_FINISH_REASON_UNSPECIFIED
 		}
-		token := nextToken(generate.Request.TokenIds, position)
-		position++
+		token := nextToken(generate.Request.TokenIds, answer.Generated())
 		why := answer.EndAt(token)
 		if why != pb.FinishReason_FINISH_REASON_UNSPECIFIED {
 			delete(e.live, id)

@@ -39,6 +39,9 @@ func NewAnswer(generate *pb.GenerateRequest, config *pb.EngineConfig) *Answer {
 	return a
 }
 
+// Generated is how many tokens were counted.
+func (a *Answer) Generated() uint32 { return a.count }
+
 // EndAt counts a token and says why it is the last one, if it is. A hidden stop wins over a visible one.
 func (a *Answer) EndAt(token uint32) pb.FinishReason {
 	a.count++

@@ -44,7 +44,7 @@ func Check(generate *pb.GenerateRequest, config *pb.EngineConfig) error {
 		return err
 	}
 	stop, count := request.GetStopConditions(), len(request.TokenIds)
-	least, room, limit := stop.GetMinTokens(), roomAfter(count, config), mostOfPrompt(config)
+	least, room, limits := stop.GetMinTokens(), roomAfter(count, config), config.Limits
 	const path = "stop_conditions.min_tokens"
 	switch {
 	case request.Model != "" && request.Model != config.Model && !contains(config.Aliases, request.Model):
@@ -53,8 +53,8 @@ func Check(generate *pb.GenerateRequest, config *pb.EngineConfig) error {
 		return Invalid("token_ids", "must not be empty")
 	case room < 1:
 		return tooLong("token_ids", fmt.Sprintf("got %d, allowed below %d", count, config.GetContextLength()))
-	case limit != nil && count > int(*limit):
-		return tooLong("token_ids", fmt.Sprintf("got %d, allowed at most %d", count, *limit))
+	case limits != nil && limits.MaxPromptTokens != nil && count > int(*limits.MaxPromptTokens):
+		return tooLong("token_ids", fmt.Sprintf("got %d, allowed at most %d", count, *limits.MaxPromptTokens))
 	case stop != nil && stop.MaxTokens != nil && least > *stop.MaxTokens:
 		return Invalid(path, fmt.Sprintf("above max_tokens, got %d", least))
 	case int64(least) > room:
@@ -69,14 +69,6 @@ func roomAfter(count int, config *pb.EngineConfig) int64 {
 		return math.MaxUint32
 	}
 	return int64(*config.ContextLength) - int64(count)
-}
-
-// mostOfPrompt is nil where the window is the only limit.
-func mostOfPrompt(config *pb.EngineConfig) *uint32 {
-	if config.Limits == nil {
-		return nil
-	}
-	return config.Limits.MaxPromptTokens
 }
 
 func tooLong(field, text string) *Failure {
