@@ -115,7 +115,7 @@ PLANTED = {
     "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),
     "The floors of the vLLM": ("vllm_engine/facts", "import enginewire.vllm_engine.core"),
     "The floors of the OpenAI": ("openai_engine/drawn", "import enginewire.openai_engine.call"),
-    "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),
+    "The floors of grammars": ("torch_engine/guided/library", "import enginewire.torch_engine.guided.size"),
     "The floors of the backend": (
         "backend/engines/connection/client",
         "import enginewire.backend.decoding.window",

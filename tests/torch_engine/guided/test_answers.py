@@ -18,7 +18,8 @@ import numpy
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from enginewire.torch_engine.guided.library import InvalidGuide, Library, LibraryGrammar, Vocabulary
+from enginewire.server.engines.guides.schema import InvalidGuide
+from enginewire.torch_engine.guided.library import Library, LibraryGrammar, Vocabulary
 from enginewire.torch_engine.guided.open_library import open_library
 from tests.long import long_but
 from tests.torch_engine.guided.random_expressions import random_grammar, random_regex

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from enginewire.server.engines.guides.schema import InvalidGuide
 from enginewire.torch_engine.guided import size as guided_size
-from enginewire.torch_engine.guided.library import InvalidGuide
 from enginewire.torch_engine.guided.size import check_size
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from enginewire.server.engines.guides.schema import InvalidGuide
 from enginewire.torch_engine.guided import speed
-from enginewire.torch_engine.guided.library import InvalidGuide, Library, Vocabulary
+from enginewire.torch_engine.guided.library import Library, Vocabulary
 from enginewire.torch_engine.guided.matcher import GuidedMatcher
 from enginewire.torch_engine.guided.open_library import open_library
 from enginewire.torch_engine.guided.speed import check_speed

@@ -9,18 +9,13 @@ import sys
 import numpy
 import pytest
 
+from enginewire.server.engines.guides.schema import InvalidGuide
 from enginewire.torch_engine.guided import (
     llguidance as guided_llguidance,
     size as guided_size,
     worker as guided_worker,
 )
-from enginewire.torch_engine.guided.library import (
-    MAX_WHITESPACE,
-    InvalidGuide,
-    Library,
-    LibraryMatcher,
-    Vocabulary,
-)
+from enginewire.torch_engine.guided.library import MAX_WHITESPACE, Library, LibraryMatcher, Vocabulary
 from enginewire.torch_engine.guided.open_library import open_library
 from enginewire.torch_engine.guided.worker import (
     COMPILED,

@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class InvalidGuide(ValueError):
-    """The guide cannot be compiled; the text says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The bytes of every token by its id, empty for one that no grammar may produce, as special ones are."""

@@ -15,8 +15,9 @@ import llguidance
 import numpy
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from enginewire.torch_engine.guided.coverage import schema_for_llguidance
-from enginewire.torch_engine.guided.library import MAX_WHITESPACE, InvalidGuide, Vocabulary
+from enginewire.server.engines.guides.coverage import schema_for_llguidance
+from enginewire.server.engines.guides.schema import InvalidGuide
+from enginewire.torch_engine.guided.library import MAX_WHITESPACE, Vocabulary
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 """Every token that fits is allowed, not only those that the tokenizer would choose."""

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from enginewire.torch_engine.guided.library import InvalidGuide
+from enginewire.server.engines.guides.schema import InvalidGuide
 
 MAX_CHARACTERS = 65_536
 MAX_DEPTH = 64

@@ -11,7 +11,8 @@ from random import Random
 
 import numpy
 
-from enginewire.torch_engine.guided.library import InvalidGuide, Library
+from enginewire.server.engines.guides.schema import InvalidGuide
+from enginewire.torch_engine.guided.library import Library
 from enginewire.torch_engine.guided.matcher import GuidedMatcher
 
 TOKENS = 32

@@ -16,7 +16,8 @@ import socket
 import sys
 from contextlib import suppress
 
-from enginewire.torch_engine.guided.library import InvalidGuide, Library, Vocabulary
+from enginewire.server.engines.guides.schema import InvalidGuide
+from enginewire.torch_engine.guided.library import Library, Vocabulary
 from enginewire.torch_engine.guided.open_library import open_library
 from enginewire.torch_engine.guided.size import check_size
 from enginewire.torch_engine.guided.speed import check_speed

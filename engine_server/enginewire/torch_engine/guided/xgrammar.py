@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy
 
 from enginewire.program.light_import import missing, standing_in
-from enginewire.torch_engine.guided.coverage import (
+from enginewire.server.engines.guides.coverage import (
     regex_for_xgrammar,
     schema_for_xgrammar,
     tag_for_xgrammar,
 )
-from enginewire.torch_engine.guided.library import MAX_WHITESPACE, InvalidGuide, Vocabulary
+from enginewire.server.engines.guides.schema import InvalidGuide
+from enginewire.torch_engine.guided.library import MAX_WHITESPACE, Vocabulary
 
 with suppress(ImportError), missing("torch"):
     import tvm_ffi  # noqa: F401  # xgrammar is built on it; it asks whether torch is there

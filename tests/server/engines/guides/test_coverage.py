@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from enginewire.torch_engine.guided.coverage import (
+from enginewire.server.engines.guides.coverage import (
     regex_for_xgrammar,
     schema_for_llguidance,
     schema_for_xgrammar,
     tag_for_xgrammar,
 )
-from enginewire.torch_engine.guided.library import InvalidGuide
+from enginewire.server.engines.guides.schema import InvalidGuide
 
 BOUNDED = {"type": "string", "maxLength": 3}
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}

@@ -12,6 +12,10 @@ from typing import Final
 Schema = Mapping[str, object]
 
 
+class InvalidGuide(ValueError):
+    """The guide cannot be compiled; the text says why."""
+
+
 def words(text: str) -> frozenset[str]:
     """Keywords, written with blanks between them."""
     return frozenset(text.split())

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from enginewire.torch_engine.guided.library import InvalidGuide
-from enginewire.torch_engine.guided.schema import (
+from enginewire.server.engines.guides.schema import (
+    InvalidGuide,
     Schema,
     excludes,
     found,
