@@ -71,33 +71,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(2 * START_SECONDS))
 
 
-@pytest.fixture(scope="session")
-def start() -> Iterator[Start]:
-    """`start(*arguments)` begins to start a server; none outlives the tests."""
-    started: list[Server] = []
+@contextlib.contextmanager
+def starting() -> Iterator[Start]:
+    """`start(*arguments)` begins to start a server; none is left at the end."""
     with contextlib.ExitStack() as stack:
 
         def begin(*arguments: str) -> Server:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ew-"))
-            started.append(Server(Path(folder), arguments))
-            return started[-1]
+            server = Server(Path(folder), arguments)
+            stack.callback(server.end)
+            return server
 
         yield begin
-        for server in started:
-            server.end()
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Servers that end with a module: an idle vLLM takes processors from the tests of the next one."""
+    with starting() as begin:
+        yield begin
 
 
 @pytest.fixture(scope="session")
-def vllm(start: Start) -> Server:
+def vllm() -> Iterator[Server]:
     """The demo model in vLLM. For tests that leave it as it is."""
-    server = start(*VLLM)
-    server.wait_ready()
-    return server
+    with starting() as begin:
+        server = begin(*VLLM)
+        server.wait_ready()
+        yield server
 
 
 @pytest.fixture(scope="session")
-def torch(start: Start) -> Server:
+def torch() -> Iterator[Server]:
     """The demo model in the torch engine."""
-    server = start(*TORCH)
-    server.wait_ready()
-    return server
+    with starting() as begin:
+        server = begin(*TORCH)
+        server.wait_ready()
+        yield server
