@@ -11,7 +11,14 @@ import psutil
 from enginewire.vllm_engine.environment import SERVER
 from tests.backend.our_processes import until
 
-CHILD = (
+STAND_IN = """
+import sys, types
+for name in ("vllm", "vllm.v1", "vllm.v1.structured_output"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[name].StructuredOutputManager = type("StructuredOutputManager", (), {"grammar_init": None})
+"""
+"""All that is changed of vLLM."""
+CHILD = STAND_IN + (
     "from enginewire.vllm_engine.plugin import attend; attend(); import os; print(os.getpgid(0), flush=True)"
 )
 WAIT = "; import time; time.sleep(600)"

@@ -1,7 +1,7 @@
-"""What vLLM's processes do for a server of ours: they leave its process group, and end with their parent.
+"""What vLLM's processes do for a server of ours: they leave its process group and end with their parent.
 
-vLLM loads it as a plugin (`vllm.general_plugins`) in each of its processes. In those of a vLLM that no server
-of ours has started it does nothing. Imports nothing of vLLM.
+They also follow each grammar by its own library. vLLM loads it as a plugin (`vllm.general_plugins`) in each
+of its processes. In those of a vLLM that no server of ours has started it does nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from typing import Final
 
 from enginewire.vllm_engine.environment import SERVER
+from enginewire.vllm_engine.libraries import follow_each_by_its_own
 
 LOOK_SECONDS: Final = 0.5
 
@@ -28,6 +29,7 @@ def attend() -> None:
         return
     os.setpgid(0, 0)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
+    follow_each_by_its_own()
 
 
 def _end_with(parent: int) -> None:

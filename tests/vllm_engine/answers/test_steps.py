@@ -9,7 +9,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
-from enginewire.server.failures import Cancelled, Draining, StepFailed
+from enginewire.server.failures import Cancelled, Draining, InvalidRequest, StepFailed
 from enginewire.vllm_engine.answers.answer import Answer
 from enginewire.vllm_engine.answers.steps import OUT_OF_ROOM, PREEMPTED, SCHEDULED, STOPPED, Steps
 
@@ -92,13 +92,21 @@ class Scene:
         self._serial = 0
 
     def request(
-        self, n: int = 1, priority: int = 0, allowed: tuple[int, ...] = (), rank: int = 0, **output: int
+        self,
+        n: int = 1,
+        priority: int = 0,
+        allowed: tuple[int, ...] = (),
+        bad_word: tuple[int, ...] = (),
+        rank: int = 0,
+        **output: int,
     ) -> Answer:
         self._serial += 1
         message = pb.PreprocessedRequest(token_ids=[5, 6, 7])
         message.sampling_options.n = n
         message.output_options.CopyFrom(pb.OutputOptions(**output))
         message.sampling_options.allowed_token_ids[:] = allowed
+        if bad_word:
+            message.sampling_options.bad_words_token_ids.add(token_ids=bad_word)
         message.stop_conditions.min_tokens = 2 if allowed else 0
         context = GenerateContext(f"r{self._serial}")
         urgency = (priority, float(self._serial), self._serial)
@@ -158,6 +166,17 @@ def test_a_choice_of_nothing_but_stops_ends_with_one_where_vllm_runs_out_of_room
     scene.step(Output("1.0", [STOP]))
     [(_, output)] = scene.step(Output("1.0", [last], OUT_OF_ROOM)).outputs
     assert output.finish_reason == finish
+
+
+@pytest.mark.parametrize("chosen", [0, 5])
+def test_what_vllm_chooses_where_the_lists_leave_nothing_ends_the_request_with_all_its_choices(scene, chosen):
+    answer = scene.request(n=2, allowed=(5,), bad_word=(5, 5))
+    assert scene.step(Output("1.0", [5]), Output("1.1", [5])).failures == []
+    [(context, failure)] = scene.step(Output("1.0", [chosen])).failures
+    assert context is answer.context
+    assert isinstance(failure, InvalidRequest)
+    assert failure.field == "sampling_options.allowed_token_ids"
+    assert (scene.orphans, scene.steps.answers) == (["1.0", "1.1"], [])
 
 
 def test_the_usage_is_on_the_last_end_of_a_request_and_counts_all_of_it(scene):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import ending_ids, usage
 from enginewire.server.engines.interface import GenerateContext
+from enginewire.vllm_engine.answers.lists import Lists
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +26,8 @@ class Choice:
     cum_log_prob: float = 0.0
     is_finished: bool = False
     vector: Sequence[float] = ()
+    listed: list[int] = field(default_factory=list)
+    """Its tokens, where the request has lists."""
 
     def output(self, token_ids: Sequence[int]) -> pb.LLMEngineOutput:
         """The next tokens of the choice, counted from now on."""
@@ -33,6 +36,14 @@ class Choice:
         )
         self.num_tokens += len(token_ids)
         return output
+
+    def keeps(self, lists: Lists, token_ids: Sequence[int]) -> bool:
+        """Whether the lists of the request let its next tokens be these, which are noted."""
+        for token_id in token_ids:
+            if lists.forbid(self.listed, token_id):
+                return False
+            self.listed.append(token_id)
+        return True
 
     def end(self, output: pb.LLMEngineOutput, reason: pb.FinishReason.ValueType, last: int = 0) -> None:
         """Make `output` the terminal one. `last` is the stop id of the caller, with STOP."""
@@ -84,9 +95,10 @@ class Answer:
     """One request. `cached_tokens` is None until the first choice has begun to run.
 
     The ids of `end_of_sequence` end a choice with EOS, all other stops with STOP. `num_logprobs` are the
-    alternatives of a token, for a request with log-probabilities. With `ends_with_any` the token behind which
-    there is no room is a stop, whatever vLLM calls it. All choices run on one `rank`. `embedded` is for a
-    request to embed: done when all of its choices have their vectors, and it hears of what goes wrong.
+    alternatives of a token, for a request with log-probabilities, and `lists` those of one that has any. With
+    `ends_with_any` the token behind which there is no room is a stop, whatever vLLM calls it. All choices run
+    on one `rank`. `embedded` is for a request to embed: done when all of its choices have their vectors, and
+    it hears of what goes wrong.
     """
 
     context: GenerateContext
@@ -94,6 +106,7 @@ class Answer:
     end_of_sequence: frozenset[int]
     urgency: Urgency = (0, 0.0, 0)
     num_logprobs: int = 0
+    lists: Lists | None = None
     ends_with_any: bool = False
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int | None = None
@@ -112,7 +125,8 @@ class Answer:
     ) -> Answer:
         """The answer to a valid request, with choices named so that no two of a life share a name."""
         num_logprobs = request.output_options.logprobs
-        answer = cls(context, len(request.token_ids), end_of_sequence, urgency, num_logprobs)
+        lists = Lists.of(request.sampling_options)
+        answer = cls(context, len(request.token_ids), end_of_sequence, urgency, num_logprobs, lists)
         answer.ends_with_any = has_only_endings(request, end_of_sequence | stops)
         answer._open(max(1, request.sampling_options.n))
         return answer

@@ -151,6 +151,8 @@ class Steps:
             self._take_events(choice, each)
         if each.prefill_stats is not None and choice.answer.cached_tokens is None:
             choice.answer.cached_tokens = each.prefill_stats.num_cached_tokens
+        if (lists := choice.answer.lists) is not None and not choice.keeps(lists, each.new_token_ids):
+            return self.fail(choice.answer, lists.nothing_left(), step)
         if each.finish_reason is None and each.new_logprobs is None:
             if each.new_prompt_logprobs_tensors is None:
                 self._take_tokens(choice, each.new_token_ids, step)

@@ -66,7 +66,8 @@ class RequestBuilder:
 
     def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
         """Raises InvalidRequest or Unsupported for what vLLM refuses."""
-        _check_something_is_left(message.sampling_options)
+        if answer.lists is not None and answer.lists.leave_nothing:
+            raise answer.lists.nothing_left()
         self._check_values_are_the_models(message)
         guide = self._guides.of(message.sampling_options)
         stays_out = message.bypass_prefix_cache or message.is_probe
@@ -177,14 +178,6 @@ class RequestBuilder:
             field = "sampling_options.temperature"
             raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g} here", field=field)
         return {DIVISOR: temperature / MOST_TEMPERATURE}
-
-
-def _check_something_is_left(options: pb.SamplingOptions) -> None:
-    """Raise InvalidRequest when all that is allowed is forbidden too: vLLM would choose at random."""
-    forbidden = {word.token_ids[0] for word in options.bad_words_token_ids if len(word.token_ids) == 1}
-    if options.allowed_token_ids and forbidden.issuperset(options.allowed_token_ids):
-        field = "sampling_options.allowed_token_ids"
-        raise InvalidRequest(f"{field}: the lists of the request leave no token to choose", field=field)
 
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:

@@ -209,27 +209,33 @@ def _class(piece: str) -> str:
     return f"[^{_SURROGATES}{rest}"
 
 
-def tag_for_xgrammar(text: str, max_whitespace: int) -> str:
+def tag_for_xgrammar(text: str, max_whitespace: int | None = None) -> str:
     """A structural tag, with the schemas and expressions in it as the library gets them.
 
-    `max_whitespace` is how many characters of it may come in a row between JSON tokens.
+    `max_whitespace` is how many characters of it may come in a row between JSON tokens; None: any number.
     """
-    return json.dumps(_tag(parsed(text), max_whitespace))
+    return json.dumps(_tag(parsed(text), "xgrammar", max_whitespace))
 
 
-def _tag(value: object, max_whitespace: int) -> object:
+def tag_for_llguidance(text: str) -> str:
+    """The same for llguidance."""
+    return json.dumps(_tag(parsed(text), "llguidance", None))
+
+
+def _tag(value: object, library: str, max_whitespace: int | None) -> object:
     if isinstance(value, list):
-        return [_tag(each, max_whitespace) for each in value]
+        return [_tag(each, library, max_whitespace) for each in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("type")
-    tag = {key: _tag_part(key, each, kind, max_whitespace) for key, each in value.items()}
-    return {"max_whitespace_cnt": max_whitespace, **tag} if kind == "json_schema" else tag
+    tag = {key: _tag_part(key, each, kind, library, max_whitespace) for key, each in value.items()}
+    is_limited = kind == "json_schema" and max_whitespace is not None
+    return {"max_whitespace_cnt": max_whitespace, **tag} if is_limited else tag
 
 
-def _tag_part(key: str, value: object, kind: object, max_whitespace: int) -> object:
+def _tag_part(key: str, value: object, kind: object, library: str, max_whitespace: int | None) -> object:
     if key in ("json_schema", "schema") and isinstance(value, dict | bool):
-        return json.loads(_checked(value, "xgrammar"))
-    if key == "pattern" and kind == "regex" and isinstance(value, str):
+        return json.loads(_checked(value, library))
+    if key == "pattern" and kind == "regex" and isinstance(value, str) and library == "xgrammar":
         return regex_for_xgrammar(value)
-    return _tag(value, max_whitespace)
+    return _tag(value, library, max_whitespace)
