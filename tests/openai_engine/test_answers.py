@@ -141,6 +141,20 @@ async def test_below_min_tokens_vllm_bars_nothing(started: Started):
     assert server.bodies[-1]["stop_token_ids"] == [EOS]
 
 
+async def test_vllm_is_sent_salts_that_it_takes_and_no_two_are_one(started: Started):
+    engine, server = await started("vllm")
+    salted = pb.PreprocessedRequest()
+    salted.CopyFrom(SCENARIOS["plain"])
+    sent = []
+    for salt in ("a", "b", "a", "@/\\\0", "é", "x" * 10_000):
+        salted.cache_salt = salt
+        await answer_of(engine, salted)
+        sent.append(server.bodies[-1]["cache_salt"])
+    assert sent[0] == sent[2]
+    assert len(set(sent)) == len(sent) - 1
+    assert all(len(each) <= 128 and each.isalnum() for each in sent)
+
+
 async def test_the_facts_are_those_that_the_servers_tell(started: Started):
     llama, vllm = [(await started(kind))[0].config for kind in KINDS]
     assert (llama.context_length, llama.max_num_seqs, llama.vocab_size) == (1024, 4, 1536)

@@ -5,6 +5,7 @@ vLLM is told the ids that end a choice, so that it need not go on; here they are
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -127,7 +128,7 @@ class Vllm:
         if request.bypass_prefix_cache or request.is_probe:
             body["cache_salt"] = secrets.token_hex(16)  # which nobody else has
         elif request.cache_salt:
-            body["cache_salt"] = request.cache_salt
+            body["cache_salt"] = _salt(request.cache_salt)
         return body
 
     def _endings(self, request: pb.PreprocessedRequest) -> list[int]:
@@ -135,6 +136,11 @@ class Vllm:
         if request.stop_conditions.min_tokens > 1:
             return []
         return sorted(frozenset().union(*ending_ids(request, self.config)))
+
+
+def _salt(given: str) -> str:
+    """Equal for equal ones only; of the given ones vLLM refuses long ones, and some characters."""
+    return hashlib.blake2b(given.encode(), digest_size=32).hexdigest()
 
 
 def _drawn(choice: Mapping[str, Any]) -> list[Drawn]:
