@@ -109,7 +109,7 @@ class RecordedServer:
     """Answers what was recorded under `name`, on a port of its own.
 
     `break_after` events of a stream the connection breaks, or with `hang` nothing more comes. `status` and
-    `headers` are for every POST instead of its answer.
+    `headers` are for every POST instead of its answer, `health` is the status of `/health`.
     """
 
     def __init__(self, name: str) -> None:
@@ -120,6 +120,7 @@ class RecordedServer:
         self.break_after: int | None = None
         self.hang = False
         self.status = 200
+        self.health = 200
         self.headers: dict[str, str] = {}
         self.error: Json = {"error": {"message": "no"}}
         self.heads: list[str] = []
@@ -162,6 +163,8 @@ class RecordedServer:
         status, kind, parts = 200, "application/json", [json.dumps(self.error)]
         if method == "POST" and self.status != 200:
             status = self.status
+        elif path == "/health":
+            status, parts = self.health, []
         elif (found := self._answers.get(_key(path, _kept(body)))) is None:
             status = 404
         elif "events" in found:

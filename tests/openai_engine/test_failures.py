@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from enginewire.access.target_key import TargetKey
 from enginewire.server.engines.remote import watch
-from enginewire.server.engines.remote.watch import NoUpstream
+from enginewire.server.engines.remote.watch import Lost, NoUpstream
 from enginewire.server.failures import (
     EngineDead,
     EngineError,
@@ -74,6 +75,39 @@ async def test_a_server_that_is_gone_takes_this_one_with_it(started: Started, mo
     assert engine.stalled_for() == float("inf")
     with pytest.raises(EngineDead):
         await answer_of(engine, SCENARIOS["plain"])
+
+
+async def test_what_fails_with_the_engine_of_vllm_is_told_as_its_death(started: Started):
+    engine, server = await started("vllm")
+    server.status = 500  # as its requests get it, and /v1/models answers still
+    server.error = {"error": {"message": "EngineCore encountered an issue.", "code": 500}}
+    with pytest.raises(EngineMistake):
+        await answer_of(engine, SCENARIOS["plain"])
+    server.health = 503
+    with pytest.raises(EngineDead):
+        await answer_of(engine, SCENARIOS["plain"])
+    assert engine.is_dead
+
+
+async def test_a_server_like_vllm_need_not_tell_its_health(started: Started, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.05)
+    engine, server = await started("vllm")
+    server.health = 404
+    await until_true(lambda: sum("/health" in head for head in server.heads) > 3)
+    await answer_of(engine, SCENARIOS["plain"])
+    assert not engine.is_dead
+
+
+async def test_a_connection_that_is_closed_at_once_is_a_lost_one(started: Started, monkeypatch):
+    engine, _ = await started("vllm")
+
+    async def send(*_: object, **__: object) -> NoReturn:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")  # as anyio has it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._connection._client, "send", send)
+        with pytest.raises(Lost):
+            await engine._connection.get("/v1/models")
 
 
 async def test_another_model_behind_the_same_address_is_another_engine(started: Started, monkeypatch):

@@ -50,6 +50,11 @@ class Connection:
         async with self._opened("GET", path, None, seconds or ANSWER_SECONDS) as response:
             return _object(await _whole(response))
 
+    async def reach(self, path: str, seconds: float | None = None) -> None:
+        """Return when the server answers there with success, whatever it says."""
+        async with self._opened("GET", path, None, seconds or ANSWER_SECONDS) as response:
+            await _whole(response)
+
     async def post(self, path: str, body: Json, seconds: float | None = None) -> Json:
         """The answer to a body. Without `seconds` it may take its time."""
         async with self._opened("POST", path, body, seconds) as response:
@@ -81,15 +86,24 @@ class Connection:
     ) -> AsyncIterator[httpx2.Response]:
         headers = dict([self._key.authorization]) if self._key else {}
         timeout = httpx2.Timeout(seconds, connect=CONNECT_SECONDS, write=SEND_SECONDS)
+        request = self._client.build_request(method, path, json=body, headers=headers, timeout=timeout)
         try:
-            async with self._client.stream(
-                method, path, json=body, headers=headers, timeout=timeout
-            ) as response:
+            response = await self._sent(request)
+            try:
                 if response.status_code != OK:
                     raise Refused.by(response.status_code, _anything(await _whole(response)))
                 yield response
+            finally:
+                await response.aclose()
         except httpx2.TransportError as error:
             raise Lost(f"{type(error).__name__} {one_line(str(error))}") from error
+
+    async def _sent(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            return await self._client.send(request, stream=True)
+        except AttributeError as error:
+            # anyio asks a socket for its names that was closed as soon as it was connected.
+            raise Lost("closed at once") from error
 
 
 async def _whole(response: httpx2.Response) -> bytes:

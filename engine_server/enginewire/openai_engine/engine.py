@@ -13,14 +13,14 @@ from enginewire import v1 as pb
 from enginewire.openai_engine.call import CompletionsCall
 from enginewire.openai_engine.connection import Connection
 from enginewire.openai_engine.drawn import Drawn
-from enginewire.openai_engine.failure import Refused, failure_of
+from enginewire.openai_engine.failure import SERVER_ERRORS, Refused, failure_of
 from enginewire.openai_engine.finding import found
 from enginewire.openai_engine.model import Model
 from enginewire.openai_engine.options import OpenAIEngineOptions
 from enginewire.openai_engine.server import CompletionsServer
 from enginewire.server.engines.answer import Answer
 from enginewire.server.engines.interface import GenerateContext, Item, Tokenizer
-from enginewire.server.engines.remote.engine import RemoteDriver, RemoteEngine
+from enginewire.server.engines.remote.engine import RemoteDriver, RemoteEngine, dead
 from enginewire.server.engines.remote.watch import Lost, Replaced
 from enginewire.server.failures import EngineDead
 
@@ -77,7 +77,10 @@ class Completions(RemoteEngine[CompletionsCall]):
                 await self.looked()
                 raise EngineDead("the engine went away") from error
             except Refused as error:
-                self.look()
+                if error.status in SERVER_ERRORS:  # which also come of a server that is about to end
+                    await self.looked()
+                if self.is_dead:
+                    raise dead() from error
                 raise failure_of(error, context.request_id) from error
             finally:
                 await call.leave()

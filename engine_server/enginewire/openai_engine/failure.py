@@ -17,6 +17,7 @@ MOST_WORDS: Final = 500
 BUSY: Final = 429
 NOT_SERVING: Final = frozenset({502, 503, 504})
 """Of a server that loads its model or ends, or of a proxy that finds none."""
+SERVER_ERRORS: Final = range(500, 600)
 FAULTS_OF_THE_REQUEST: Final = frozenset({400, 413, 422})
 
 

@@ -14,13 +14,17 @@ from typing import Any, Final
 from enginewire import v1 as pb
 from enginewire.openai_engine.connection import Connection, Json
 from enginewire.openai_engine.drawn import Drawn, Row
+from enginewire.openai_engine.failure import Refused
 from enginewire.openai_engine.model import Model
 from enginewire.openai_engine.seeds import seed_of
 from enginewire.server.engines.answer import ending_ids, room_for, with_defaults
-from enginewire.server.engines.remote.watch import NoUpstream
+from enginewire.server.engines.remote.watch import Lost, NoUpstream
 from enginewire.server.failures import EngineMistake, Unsupported
 
 PATH: Final = "/v1/completions"
+HEALTH: Final = "/health"
+ENGINE_DEAD: Final = 503
+"""What it says there once its engine has died, which it never gets back."""
 MOST_TEMPERATURE: Final = 2.0
 PREFIX: Final = "token_id:"
 """Of what stands for a token among log-probabilities."""
@@ -71,7 +75,13 @@ class Vllm:
         return server
 
     async def identity(self, seconds: float | None) -> object:
-        """The models by their names, and how much they take."""
+        """The models by their names, and how much they take. Raises Lost for a server without its engine."""
+        try:
+            await self._connection.reach(HEALTH, seconds)
+        except Refused as error:
+            # Another status is that of a proxy, which may not have the page.
+            if error.status == ENGINE_DEAD:
+                raise Lost(str(error)) from error
         models = await self._connection.get("/v1/models", seconds)
         return [(each.get("id"), each.get("root"), each.get("max_model_len")) for each in models["data"]]
 
