@@ -154,4 +154,7 @@ def _configuration(arguments: Sequence[str]) -> VllmConfig:
         parsed = parser.parse_args(arguments)
     except SystemExit as error:  # its parser has said on stderr what is wrong
         raise Unservable("vLLM does not take these --engine-args") from error
+    if current_platform.is_cpu() and parsed.enable_chunked_prefill is None:
+        # vLLM 0.32 for CPUs dies of a seeded request whose prompt it splits.
+        parsed.enable_chunked_prefill = False
     return AsyncEngineArgs.from_cli_args(parsed).create_engine_config()

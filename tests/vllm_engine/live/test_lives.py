@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -79,3 +81,16 @@ def test_a_vllm_that_takes_itself_for_a_build_for_gpus_is_told_of(
     server = start(*VLLM)
     assert server.process.wait(PATIENCE_SECONDS) == 1, server.log()
     assert "vLLM finds nothing to compute on" in server.log()
+
+
+def test_seeded_prompts_that_do_not_fit_one_step_together_are_all_answered(start: Start) -> None:
+    """vLLM for CPUs dies where it splits one of them."""
+    server = start(*VLLM, "--max-num-batched-tokens", "1024")
+    server.wait_ready()
+    all_asked = [request("Hello", temperature=1.0, seed=1) for _ in range(CROWD)]
+    for number, asked in enumerate(all_asked):
+        asked.token_ids[:] = [100 + number] * 700  # none of which is cached
+    with ThreadPoolExecutor(CROWD) as pool:
+        answers = list(pool.map(partial(outputs, server), all_asked))
+    assert all(answer[-1].finish_reason for answer in answers)
+    assert server.process.poll() is None
