@@ -209,17 +209,18 @@ FEW = RunOptions(companies=1, cases=8)
 @pytest.mark.parametrize(
     ("server", "passes", "says_nothing"),
     [
-        (TwoRanks, ("KVE-02", "KVE-03", "KVE-05", "KVE-06", "KVE-08"), ()),
+        pytest.param(TwoRanks, ("KVE-02", "KVE-03", "KVE-05", "KVE-06", "KVE-08"), (), marks=long),
         pytest.param(
             SmallWindow,
             ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08", "WLD-02"),
             (),
             marks=long,
         ),
-        (
+        pytest.param(
             TinyWindow,
             ("PRB-04", "USE-06", "USE-07", "MUX-08", "MUX-10"),
             ("KVE-03", "KVE-08", "STP-07", "SAM-18/output"),
+            marks=long,
         ),
         (
             LeastWindow,

@@ -28,4 +28,5 @@ async def test_an_adapter_does_not_outlast_its_check_whose_request_still_runs(is
     report = await judged(lambda: server, [made_up("STR-01", breaks_off)], options=ADAPTERS)
     assert statuses(report)["STR-01"] is Status.FAIL
     assert [each.message for each in report.unexpected] == ["this is what is told"]
-    assert (len(were_loaded), server.adapters) == (2, {})
+    assert were_loaded
+    assert server.adapters == {}
