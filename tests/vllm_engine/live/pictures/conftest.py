@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.repository import ROOT
-from tests.vllm_engine.live.conftest import VLLM, Server, Start
+from tests.vllm_engine.live.conftest import VLLM, Server, starting
 
 MOST = 2
 """Pictures in a prompt."""
@@ -26,8 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def seeing(start: Start, folder: Path) -> Server:
+def seeing(folder: Path) -> Iterator[Server]:
     """It, behind our server."""
-    server = start(*VLLM[:-1], str(folder), LIMITED)
-    server.wait_ready()
-    return server
+    with starting() as begin:
+        server = begin(*VLLM[:-1], str(folder), LIMITED)
+        server.wait_ready()
+        yield server
