@@ -274,6 +274,7 @@ async def test_a_slow_engine_is_not_asked_for_tokens_that_will_never_be_enough()
     assert 4 <= len(outcome.exchanges) < 8
 
 
+@long
 async def test_a_slow_engine_is_asked_for_little_and_the_results_say_so() -> None:
     areas = ["STR-*", "LIM-*", "STP-*", "LOG-*", "RES-*", "SEQ-*", "MUX-*", "INF-09/together", "SAM-0*"]
     report = await judged(selection=Selection(run=areas, skip=["*/drawn", "SAM-07/*"]), options=PATIENCE)

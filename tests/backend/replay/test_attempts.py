@@ -20,6 +20,7 @@ from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from tests.backend.asking import Heard, ask, hear
 from tests.backend.hostile import END, PROMPT, HostileEngine, engine_info, event, terminal, tokens
+from tests.long import long_but
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
@@ -161,7 +162,7 @@ async def test_a_request_that_nobody_saw_anything_of_begins_again(socket_folder,
 CANCELLED = terminal(b"", 3, reason=pb.FINISH_REASON_CANCELLED)
 
 
-@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+@pytest.mark.parametrize("multiplexed", long_but([True], [True, False]), ids=["multiplexed", "generate"])
 @pytest.mark.parametrize("how", ["drains", "is another life", "does not answer"])
 async def test_what_an_engine_that_goes_away_has_cancelled_goes_on(
     socket_folder, vocabulary, how: str, multiplexed: bool

@@ -18,6 +18,7 @@ from enginewire.conformance.running.selection import Selection
 from tests.long import long
 
 
+@long
 async def test_the_reference_backend_passes_everything() -> None:
     report = await judge_backend(ReferenceBackend)
     assert report.counts == {Status.PASS: len(client_checks())}

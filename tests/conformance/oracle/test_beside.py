@@ -23,7 +23,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
-from tests.long import long_but
+from tests.long import long, long_but
 
 
 class Large(Reference):
@@ -108,7 +108,10 @@ class WhoLeavesVisibleStopsKeepsABlock(Reference):
 
 @pytest.mark.parametrize(
     ("server", "identifier"),
-    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesLogprobsIsNotCounted, "INF-13")],
+    [
+        pytest.param(WhoLeavesVisibleStopsKeepsABlock, "CON-07", marks=long),
+        (WhoLeavesLogprobsIsNotCounted, "INF-13"),
+    ],
 )
 async def test_what_is_wrong_when_a_caller_leaves_is_found(server: type[Reference], identifier: str) -> None:
     found, _ = await findings_of(server(), 64)

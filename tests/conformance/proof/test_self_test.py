@@ -34,6 +34,7 @@ async def test_a_mutant_that_nothing_notices_is_alive() -> None:
     assert (done.is_killed, done.failed) == (False, ())
 
 
+@long
 async def test_a_mutant_killed_by_another_check_is_not_exact() -> None:
     done = await kill(Mutant("min_gt_max_ok", ("LIM-01",), MinGtMaxOk), quick=True)
     assert (done.is_killed, done.is_exact) == (False, False)

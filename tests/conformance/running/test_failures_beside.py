@@ -16,6 +16,7 @@ from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.wire.methods import GENERATE
 from tests.conformance.judging import judged
+from tests.long import long
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,7 @@ async def test_failures_wait_for_the_one_slot_there_is() -> None:
     assert (outcome.status, len(good)) == (Status.PASS, 1)
 
 
+@long
 async def test_streams_that_stall_after_a_failure_are_disturbed() -> None:
     outcome = await _failures_beside(StallsOnCancel)
     assert outcome.message == "a stream brings nothing more after another request failed"

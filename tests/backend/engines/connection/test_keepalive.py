@@ -15,6 +15,7 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.calling import channel
 from tests.backend.asking import Heard, ask, hear
 from tests.backend.hostile import HostileEngine, engine_info, terminal
+from tests.long import long
 
 # gRPC sends no more pings than one in a second. Who pings so often is cut within five by these servers.
 EAGER_MS = 1_000
@@ -50,7 +51,7 @@ async def heard_of(engine: HostileEngine, vocabulary, *, multiplexed: bool) -> H
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(GRPC_DEFAULTS, None), (BEARS_WHAT_IT_SAYS, BORNE_MS)],
+    [(GRPC_DEFAULTS, None), pytest.param(BEARS_WHAT_IT_SAYS, BORNE_MS, marks=long)],
     ids=["a server of gRPC's defaults", "a server that bears exactly what it says"],
 )
 async def test_a_long_prefill_is_not_cut_by_our_pings(

@@ -27,6 +27,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.raw_http import GET, Caller, caller, head_of, posting, still_serves
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 
 ASK = orjson.dumps({"prompt": "abc", "max_tokens": 3})
@@ -294,6 +295,7 @@ async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
         assert await still_serves(face.address)
 
 
+@long
 async def test_a_slow_reader_who_goes_on_is_not_stalled(start_backend: StartBackend) -> None:
     backend, _ = await start_backend(max_model_len=100_000)
     # Longer than this process may stand still on a busy machine, and shorter than the reader takes.

@@ -26,6 +26,7 @@ from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.violation import Violation
 from tests.conformance.judging import made_up, statuses
+from tests.long import long
 
 CERTIFICATE = Path(__file__).with_name("certificate")
 """Of 127.0.0.1, signed by itself; nothing but this test trusts it."""
@@ -206,6 +207,7 @@ async def test_a_reference_that_was_signalled_sends_what_it_generated(
     await session.close()
 
 
+@long
 def test_a_server_that_speaks_tls_is_launched_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
     serve = f"{sys.executable} -m enginewire.conformance.reference 127.0.0.1:{{port}}"
     command = f"{serve} --tls-cert {CERTIFICATE}/server.pem --tls-key {CERTIFICATE}/server.key"
