@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository import ROOT
-from tests.vllm_engine.live.conftest import Server, Start, start, torch  # noqa: F401  # fixtures
+from tests.vllm_engine.live.conftest import Server, Start, starting, torch  # noqa: F401  # a fixture
 
 SLOTS = 4
 PACKAGED = f"{ROOT}/.venv-llama/bin/python {ROOT}/.ci/llama_server.py"
@@ -44,9 +44,9 @@ class Llama:
 
 
 @pytest.fixture(scope="session")
-def llama(start: Start) -> Iterator[Callable[[], Llama]]:  # noqa: F811
+def llama() -> Iterator[Callable[[], Llama]]:
     """`llama()` starts another one; none outlives the tests."""
-    with contextlib.ExitStack() as stack:
+    with starting() as start, contextlib.ExitStack() as stack:
 
         def begin() -> Llama:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ew-"))
