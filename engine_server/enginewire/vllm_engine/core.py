@@ -19,7 +19,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.executor import Executor
 
 from enginewire.server.failures import EngineDead
-from enginewire.vllm_engine.facts import Unservable, check_servable, only_embeds
+from enginewire.vllm_engine.facts import Unservable, check_servable, dies_of_seeds, fits_one_step, only_embeds
 from enginewire.vllm_engine.logits import add_processors
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _configuration(arguments: Sequence[str]) -> VllmConfig:
         parsed = parser.parse_args(arguments)
     except SystemExit as error:  # its parser has said on stderr what is wrong
         raise Unservable("vLLM does not take these --engine-args") from error
-    if current_platform.is_cpu() and parsed.enable_chunked_prefill is None:
-        # vLLM 0.32 for CPUs dies of a seeded request whose prompt it splits.
-        parsed.enable_chunked_prefill = False
-    return AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    if parsed.enable_chunked_prefill is None and dies_of_seeds(config) and fits_one_step(config):
+        config.scheduler_config.enable_chunked_prefill = False
+    return config

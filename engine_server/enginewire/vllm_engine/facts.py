@@ -45,6 +45,16 @@ def only_embeds(config: VllmConfig) -> bool:
     return bool(config.model_config.runner_type == "pooling")
 
 
+def dies_of_seeds(config: VllmConfig) -> bool:
+    """vLLM 0.32 for CPUs does, where it splits the prompt of a sampled request."""
+    return bool(config.device_config.device_type == "cpu" and config.scheduler_config.enable_chunked_prefill)
+
+
+def fits_one_step(config: VllmConfig) -> bool:
+    """No prompt is so long that vLLM has to split it."""
+    return bool(config.model_config.max_model_len <= config.scheduler_config.max_num_batched_tokens)
+
+
 def check_embeds(model: str, tasks: Sequence[str]) -> None:
     """Raise Unservable for a model that classifies or ranks."""
     if EMBED not in tasks:
@@ -118,7 +128,7 @@ def _capabilities(
     # vLLM refuses these beside a draft model.
     does_all = config.speculative_config is None
     return pb.Capabilities(
-        seed=True,
+        seed=not dies_of_seeds(config),
         multiple_choices=True,
         min_p=does_all,
         penalties=True,

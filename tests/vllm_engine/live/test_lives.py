@@ -94,3 +94,14 @@ def test_seeded_prompts_that_do_not_fit_one_step_together_are_all_answered(start
         answers = list(pool.map(partial(outputs, server), all_asked))
     assert all(answer[-1].finish_reason for answer in answers)
     assert server.process.poll() is None
+
+
+def test_a_seed_is_refused_where_vllm_has_to_split_prompts(start: Start) -> None:
+    server = start(*VLLM, "--max-num-batched-tokens", "512")
+    server.wait_ready()
+    with pytest.raises(grpc.RpcError) as caught:
+        outputs(server, request("Hello", temperature=1.0, seed=1))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    asked = request("Hello", temperature=1.0)
+    asked.token_ids[:] = [100] * 700
+    assert outputs(server, asked)[-1].finish_reason
