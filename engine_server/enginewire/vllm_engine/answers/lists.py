@@ -5,7 +5,7 @@ vLLM chooses some token even where they leave none, so what it has chosen is hel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginewire import v1 as pb
@@ -14,18 +14,20 @@ from enginewire.server.failures import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Without `allowed` ids all are. `words` are sequences of ids that no output may contain."""
+    """Without `allowed` ids all are. `starts` of forbidden words are by their last ids."""
 
     allowed: frozenset[int]
-    words: tuple[tuple[int, ...], ...]
+    starts: Mapping[int, Sequence[tuple[int, ...]]]
 
     @classmethod
     def of(cls, options: pb.SamplingOptions) -> Lists | None:
         """None for a request that has neither."""
-        words = tuple(tuple(word.token_ids) for word in options.bad_words_token_ids)
-        return (
-            cls(frozenset(options.allowed_token_ids), words) if words or options.allowed_token_ids else None
-        )
+        starts: dict[int, list[tuple[int, ...]]] = {}
+        for word in options.bad_words_token_ids:
+            *start, last = word.token_ids
+            starts.setdefault(last, []).append(tuple(start))
+        allowed = frozenset(options.allowed_token_ids)
+        return cls(allowed, starts) if allowed or starts else None
 
     @property
     def leave_nothing(self) -> bool:
@@ -37,8 +39,8 @@ class Lists:
         if self.allowed and token_id not in self.allowed:
             return True
         return any(
-            last == token_id and tuple(output[max(len(output) - len(start), 0) :]) == tuple(start)
-            for *start, last in self.words
+            tuple(output[max(len(output) - len(start), 0) :]) == start
+            for start in self.starts.get(token_id, ())
         )
 
     def nothing_left(self) -> InvalidRequest:
