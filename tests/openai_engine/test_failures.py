@@ -117,6 +117,16 @@ async def test_another_model_behind_the_same_address_is_another_engine(started: 
     await until_true(lambda: engine.is_dead)
 
 
+async def test_what_a_server_refuses_is_worth_a_look_at_it(started: Started, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 1000.0)
+    engine, server = await started("llama.cpp")
+    server._answers["/props null"]["answer"]["model_path"] = "other.gguf"
+    server.status = 404
+    with pytest.raises(EngineError):
+        await answer_of(engine, SCENARIOS["plain"])
+    await until_true(lambda: engine.is_dead)
+
+
 async def test_silence_ends_a_request_and_its_connection(started: Started, monkeypatch):
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.05)
     engine, server = await started("llama.cpp", silence_timeout=0.2)

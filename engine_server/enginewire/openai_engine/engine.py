@@ -79,6 +79,8 @@ class Completions(RemoteEngine[CompletionsCall]):
             except Refused as error:
                 if error.status in SERVER_ERRORS:  # which also come of a server that is about to end
                     await self.looked()
+                else:
+                    self.look()
                 if self.is_dead:
                     raise dead() from error
                 raise failure_of(error, context.request_id) from error
