@@ -39,7 +39,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> FirstForAll:
 
     for name in ("vllm", "vllm.v1", "vllm.v1.structured_output"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.v1.structured_output"].StructuredOutputManager = Manager  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys.modules[name], "StructuredOutputManager", Manager, raising=False)
     follow_each_by_its_own()
     return Manager()
 

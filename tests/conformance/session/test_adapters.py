@@ -16,17 +16,17 @@ ADAPTERS = RunOptions(adapters=SOURCES, companies=0)
 
 @pytest.mark.parametrize("is_crowded", [False, True], ids=["alone", "in a full engine"])
 async def test_an_adapter_does_not_outlast_its_check_whose_request_still_runs(is_crowded: bool) -> None:
-    server, were_loaded = Reference(), list[str]()
+    server, were_loaded = Reference(), list[int]()
 
     async def breaks_off(ctx: Context) -> None:
         ctx.client.is_crowded = is_crowded
         async with loaded(ctx, SOURCES[:2]) as names:
-            were_loaded.extend(server.adapters)
+            were_loaded.append(len(server.adapters))
             await ctx.start(ctx.long_request(lora_name=names[0])).first_token()
             raise Violation("this is what is told")
 
     report = await judged(lambda: server, [made_up("STR-01", breaks_off)], options=ADAPTERS)
     assert statuses(report)["STR-01"] is Status.FAIL
     assert [each.message for each in report.unexpected] == ["this is what is told"]
-    assert were_loaded
-    assert server.adapters == {}
+    # On a machine that got busy it is judged once more.
+    assert (set(were_loaded), server.adapters) == ({2}, {})

@@ -61,3 +61,19 @@ def test_lists_that_leave_nothing_behind_the_first_token_fail_the_request(vllm, 
     asked.sampling_options.bad_words_token_ids.add(token_ids=[first, first])
     code, field, _ = refusal(vllm, asked)
     assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "sampling_options.allowed_token_ids")
+
+
+def test_lists_that_leave_nothing_of_a_grammar_fail_the_request(vllm):
+    asked = asked_for(regex="[0-9]{4}")
+    asked.sampling_options.allowed_token_ids[:] = prompt_of("Who are you?")
+    code, field, _ = refusal(vllm, asked)
+    assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "sampling_options.allowed_token_ids")
+
+
+def test_structural_tags_are_followed_whatever_library_was_first(vllm):
+    schema = {"type": "json_schema", "json_schema": FOR_XGRAMMAR}
+    tag = json.dumps({"type": "structural_tag", "format": schema})
+    guides = {"json_schema": json.dumps(FOR_LLGUIDANCE)}, {"structural_tag": tag}
+    first, second = [json.loads(text_of(outputs(vllm, asked_for(**guide)))) for guide in guides]
+    assert first in ("left", "right")
+    assert second in ({"yes": True}, {"yes": False})

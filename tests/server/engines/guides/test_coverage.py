@@ -12,6 +12,7 @@ from enginewire.server.engines.guides.coverage import (
     regex_for_xgrammar,
     schema_for_llguidance,
     schema_for_xgrammar,
+    tag_for_llguidance,
     tag_for_xgrammar,
 )
 from enginewire.server.engines.guides.schema import InvalidGuide
@@ -174,3 +175,13 @@ def test_schemas_and_expressions_in_a_structural_tag_are_looked_at_too():
     assert refusal(check, tag) == "maxLength at #/items is not followed by xgrammar"
     old = {"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}], "triggers": ["<a>"]}
     assert refusal(check, old) == "not at # is not followed by xgrammar"
+
+
+def test_a_structural_tag_without_a_bound_has_none_and_llguidance_follows_other_schemas_in_it():
+    tag = {"format": {"type": "json_schema", "json_schema": {"type": "array", "items": {"type": "null"}}}}
+    assert json.loads(tag_for_xgrammar(json.dumps(tag))) == tag
+    tag["format"]["json_schema"] = BOUNDED
+    assert refusal(tag_for_xgrammar, tag) == "maxLength at # is not followed by xgrammar"
+    assert json.loads(tag_for_llguidance(json.dumps(tag))) == tag
+    tag["format"]["json_schema"] = {"not": {}}
+    assert refusal(tag_for_llguidance, tag) == "not at # is not followed by llguidance"
