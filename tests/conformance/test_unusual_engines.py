@@ -262,6 +262,22 @@ async def test_a_correct_engine_is_not_blamed(
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
 
 
+class FullCache(LittleMemory):
+    """Once its cache is full it stays so: what one prompt adds takes the place of other blocks at once."""
+
+    def evict(self) -> None:
+        while len(self.cache) > self.settings.total_blocks // 2:
+            self.remove_block(next(iter(self.cache)))
+
+
+async def test_an_engine_is_not_blamed_for_a_cache_that_an_earlier_run_has_filled() -> None:
+    engine, selection = FullCache(), Selection(run=[f"KVE-0{number}" for number in (3, 4, 5, 7)])
+    for _ in range(2):
+        report = await judged(lambda: engine, selection=selection)
+        assert list(report.unexpected) == []
+        assert statuses(report)["KVE-05"] is Status.PASS
+
+
 PATIENCE = RunOptions(patience=1e-6, companies=0)
 """Every engine is slow for whoever has no patience: the fewest tokens and repetitions there are."""
 

@@ -50,6 +50,18 @@ async def test_what_a_slow_target_did_not_show_is_observed_anew(slowed_down: Ses
     assert [await slowed_down.once("it", observe) for _ in range(2)] == [2, 2]
 
 
+async def test_what_a_slow_target_showed_is_observed_anew_as_well(slowed_down: Session) -> None:
+    # It may be less than there was to see.
+    seen = iter(("half of it", "all of it"))
+
+    async def observe() -> str:
+        return next(seen)
+
+    assert [await slowed_down.once("it", observe) for _ in range(2)] == ["half of it"] * 2
+    assert await slowed_down.is_slower()
+    assert await slowed_down.once("it", observe) == "all of it"
+
+
 @asynccontextmanager
 async def with_an_engine_that_loads(seconds: float, ready_seconds: float) -> AsyncIterator[Session]:
     engine = Reference()

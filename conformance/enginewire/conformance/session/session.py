@@ -219,7 +219,7 @@ class Session:
         # Of the speed that was measured, however often it is looked at.
         scale = max(self.bounds.scale, self.time_scale * min(times, MOST_SLOWER))
         self.bounds = replace(self.bounds, scale=scale)
-        self._forget_failures()
+        self._forget_observations()
         return True
 
     async def is_found_shared(self) -> bool:
@@ -236,11 +236,9 @@ class Session:
             self.is_shared = sum(number > 0 for number in ended[1:]) > 1
         return self.is_shared
 
-    def _forget_failures(self) -> None:
-        """What could not be observed is observed anew by whoever asks next."""
-        failed = [key for key, task in self._observations.items() if task.done() and task.exception()]
-        for key in failed:
-            del self._observations[key]
+    def _forget_observations(self) -> None:
+        """What was observed, perhaps only in part, is observed anew by whoever asks next."""
+        self._observations = {key: task for key, task in self._observations.items() if not task.done()}
 
     async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
         """The result of `observe`, made once per session and key; its failure is shared as well."""

@@ -16,6 +16,7 @@ from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.session.views.kv_view import (
     Picture,
     Subscription,
+    caught_up,
     hashes,
     sources,
     subscribe,
@@ -233,13 +234,9 @@ async def _observe(ctx: Context) -> Observed:
     ]
     # An engine may answer what is a probe otherwise.
     prompts = [tuple(each.token_ids) for each in sent[1:3] if not each.is_probe]
-    await ctx.idle()
+    later = await caught_up(ctx, subscription, beside)
     cached = (await ctx.client.load()).kv_blocks_cached
-    await subscription.until(lambda: subscription.has_all(cached), ctx.bounds.reaction)
-    known = subscription.picture().blocks.keys()
-    is_shared = await beside.until(lambda: beside.picture().blocks.keys() == known, ctx.bounds.reaction)
-    picture, changes = subscription.picture(), subscription.changes
-    later = await watching(ctx)
+    picture, changes, is_shared = subscription.picture(), subscription.changes, beside.is_like(subscription)
     if ctx.capabilities.prefix_cache:
         await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
     emptied = await watching(ctx)
@@ -252,7 +249,7 @@ async def _observe(ctx: Context) -> Observed:
         changes=changes,
         picture=picture,
         later=later.snapshot,
-        cached=cached - subscription.elsewhere,
+        cached=cached - later.elsewhere,
         emptied=(emptied.picture(), later.picture()),
         left=left,
         is_shared=is_shared,
@@ -315,7 +312,7 @@ def _read(stored: pb.KvBlocksStored, said: dict[int, tuple[int, ...]]) -> None:
 
 def _is_like(one: Subscription, other: Subscription) -> bool:
     """It has a snapshot, and knows the same blocks."""
-    return bool(one.snapshot) and one.picture().blocks.keys() == other.picture().blocks.keys()
+    return bool(one.snapshot) and one.is_like(other)
 
 
 async def _asking(ctx: Context, **changes: Value) -> pb.GenerateRequest:
@@ -334,12 +331,7 @@ async def _stored_for(
     """
     before = len(subscription.events)
     await ctx.generate(await _asking(ctx, token_ids=prompt, **changes))
-    await ctx.idle()
-    cached = (await ctx.client.load()).kv_blocks_cached
-    await subscription.until(
-        lambda: len(subscription.events) > before and subscription.has_all(cached),
-        ctx.bounds.reaction,
-    )
+    (await caught_up(ctx, subscription)).close()
     new = [event for event in subscription.events[before:] if event.HasField("stored")]
     chain = dict.fromkeys(hashes(new))
     parent = new[0].stored.parent_block_hash if new and new[0].stored.HasField("parent_block_hash") else None

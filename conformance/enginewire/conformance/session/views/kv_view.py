@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Final, cast
 
@@ -98,9 +99,13 @@ class Subscription:
             picture.apply(event)
         return picture
 
-    def has_all(self, cached: int) -> bool:
-        """With those of other ranks there are as many blocks as `kv_blocks_cached` says."""
-        return len(self.picture().blocks) + self.elsewhere == cached
+    def has_had(self, sequence: int) -> bool:
+        """It was told of every change up to this one."""
+        return bool(self.events) and self.events[-1].sequence >= sequence
+
+    def is_like(self, other: Subscription) -> bool:
+        """Both know the same blocks."""
+        return self.picture().blocks.keys() == other.picture().blocks.keys()
 
     async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
         """Read until something holds; False when it does not in that time. An end is a Violation."""
@@ -153,7 +158,7 @@ async def watching(ctx: Context) -> Subscription:
 
     def has_all() -> bool:
         subscription.elsewhere = sum(len(other.picture().blocks) for other in others)
-        return subscription.has_all(cached)
+        return len(subscription.picture().blocks) + subscription.elsewhere == cached
 
     for rank in ranks:
         is_whole = await rank.until(has_all, ctx.bounds.reaction)
@@ -164,6 +169,17 @@ async def watching(ctx: Context) -> Subscription:
     for other in others:
         other.close()
     return subscription
+
+
+async def caught_up(ctx: Context, *subscriptions: Subscription) -> Subscription:
+    """Read on until each has had what the snapshot of who comes now includes; that one's subscription.
+
+    Numbers of blocks do not tell how far one is: a full cache has as many before and after each request.
+    """
+    now = await watching(ctx)
+    for each in subscriptions:
+        await each.until(partial(each.has_had, now.events[0].sequence), ctx.bounds.reaction)
+    return now
 
 
 async def _begun(ctx: Context, place: int) -> Subscription:
