@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vllm.lora.request import LoRARequest
 
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.engines.interface import AdapterSource
 from enginewire.server.failures import EngineDead, InvalidRequest
 from enginewire.torch_engine.lora.config import WEIGHTS_FILE, broken, read_config_file, read_lora_config
 from enginewire.vllm_engine.core import Core
-from enginewire.vllm_engine.requests.refusals import first_line
 
 
 class Adapters:

@@ -12,10 +12,11 @@ from vllm.inputs.engine import tokens_input
 from vllm.pooling_params import PoolingParams
 
 from enginewire import v1 as pb
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.failures import InvalidRequest
 from enginewire.vllm_engine.answers.answer import Answer
 from enginewire.vllm_engine.facts import EMBED
-from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest

@@ -19,6 +19,7 @@ from enginewire.server.engines.guides.coverage import (
     schema_for_xgrammar,
     tag_for_xgrammar,
 )
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.engines.guides.schema import InvalidGuide
 from enginewire.torch_engine.guided.library import MAX_WHITESPACE, Vocabulary
 
@@ -47,7 +48,7 @@ class XGrammar:
         try:
             grammar = self._compilers[kind](text, whitespace)
         except (RuntimeError, ValueError) as error:
-            raise InvalidGuide(_first_line(error)) from None
+            raise InvalidGuide(first_line(error)) from None
         if not self._has_a_token(grammar):
             raise InvalidGuide("no output can match")
         return grammar.serialize_json().encode()
@@ -141,9 +142,3 @@ def _compilers(compiler: xgrammar.GrammarCompiler) -> dict[str, Compile]:
 def _choice_tag(choices: list[str]) -> str:
     constants = [{"type": "const_string", "value": choice} for choice in choices]
     return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": constants}})
-
-
-def _first_line(error: Exception) -> str:
-    """Without the time and the place in the library's source that its messages begin with."""
-    text = str(error).strip().split("\n")[0].replace("std::bad_alloc", "too large")
-    return text.rsplit(": ", 1)[-1] if text.startswith("[") else text

@@ -11,6 +11,7 @@ from vllm.sampling_params import SamplingParams
 
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import room_for, with_defaults
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.failures import InvalidRequest, Unsupported
 from enginewire.vllm_engine.answers.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.kv_events.cached_blocks import PRIVATE
@@ -24,7 +25,7 @@ from enginewire.vllm_engine.logits import (
 )
 from enginewire.vllm_engine.requests.guides import Guides
 from enginewire.vllm_engine.requests.prompts import FIELD, Prompts
-from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import EngineInput

@@ -19,9 +19,10 @@ from enginewire.server.engines.guides.coverage import (
     tag_for_llguidance,
     tag_for_xgrammar,
 )
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.engines.guides.schema import InvalidGuide
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor

@@ -14,8 +14,8 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 from vllm.multimodal.media.image import ImageMediaIO
 
 from enginewire import v1 as pb
+from enginewire.server.engines.guides.messages import first_line
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.requests.refusals import first_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
