@@ -14,17 +14,19 @@ import (
 // The RPCs: thin, each reads its message, asks the engine, and answers.
 
 var config = &pb.EngineConfig{
-	Model:         "hash",
-	ContextLength: proto.Uint32(4096),
-	MaxNumSeqs:    proto.Uint64(maxRunning),
-	VocabSize:     1000,
-	EosTokenIds:   []uint32{2},
-	Role:          pb.EngineRole_ENGINE_ROLE_AGGREGATED,
+	Model:           "hash",
+	ServedModelName: "hash-in-go",
+	ContextLength:   proto.Uint32(4096),
+	MaxNumSeqs:      proto.Uint64(maxRunning),
+	VocabSize:       1000,
+	EosTokenIds:     []uint32{2},
+	Role:            pb.EngineRole_ENGINE_ROLE_AGGREGATED,
 	Capabilities: &pb.Capabilities{
 		Cleanup: true, WatchLoad: true,
 		DefaultSampling: &pb.SamplingDefaults{Temperature: 1, TopP: 1, RepetitionPenalty: 1},
 	},
 	Limits: &pb.Limits{
+		MaxPromptTokens:        proto.Uint32(4000),
 		MaxRequestBytes:        proto.Uint64(4 << 20),
 		MaxNumQueuedReqs:       proto.Uint32(maxWaiting),
 		MinKeepaliveIntervalMs: proto.Uint32(1000),

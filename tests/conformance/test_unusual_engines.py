@@ -56,6 +56,12 @@ class LittleMemory(Reference):
         self.config.limits.ClearField("max_n")
 
 
+class ShortPrompts(Reference):
+    """No prompt comes near the end of the window."""
+
+    settings = replace(Settings(), limits={"max_prompt_tokens": 2000})
+
+
 class MuchMemory(Reference):
     """More long choices fit in than there are slots."""
 
@@ -244,6 +250,7 @@ FEW = RunOptions(companies=1, cases=8)
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
         pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),
+        (ShortPrompts, ("INF-04", "LIM-05", "LIM-08", "LIM-09", "LIM-10", "LIM-12", "MSG-01", "RES-04"), ()),
         (MuchMemory, ("SEQ-05/more-than-slots",), ()),
         (RefusesPromptRows, ("LOG-07", "INF-09/mixed", "INF-09/drawn", "CON-07/mixed"), ()),
         (LeavesOutPromptRows, ("LOG-07", "LOG-07/choices", "LOG-07/long", "LOG-07/multiplexed"), ()),

@@ -47,7 +47,7 @@ func Check(generate *pb.GenerateRequest, config *pb.EngineConfig) error {
 	least, room, limits := stop.GetMinTokens(), roomAfter(count, config), config.Limits
 	const path = "stop_conditions.min_tokens"
 	switch {
-	case request.Model != "" && request.Model != config.Model && !contains(config.Aliases, request.Model):
+	case !isServed(request.Model, config):
 		return &Failure{Reason: pb.ErrorReason_ERROR_REASON_MODEL_NOT_FOUND, Field: "model", Text: "not served here"}
 	case count == 0:
 		return Invalid("token_ids", "must not be empty")
@@ -61,6 +61,13 @@ func Check(generate *pb.GenerateRequest, config *pb.EngineConfig) error {
 		return tooLong(path, fmt.Sprintf("got %d, allowed 0..%d", least, room))
 	}
 	return nil
+}
+
+// isServed says whether a request may name the model so. Which adapters are loaded is for an engine with that capability
+// to know.
+func isServed(model string, config *pb.EngineConfig) bool {
+	names := append([]string{"", config.Model, config.ServedModelName}, config.Aliases...)
+	return contains(names, model) || config.Capabilities.GetLora()
 }
 
 // roomAfter is how many tokens the window has left behind a prompt.

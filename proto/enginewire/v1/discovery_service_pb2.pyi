@@ -238,7 +238,7 @@ class EngineConfig(_message.Message):
     model: _builtins.str
     """Canonical model identifier. Not empty."""
     served_model_name: _builtins.str
-    """Name shown to users. Empty = model."""
+    """Name shown to users, which PreprocessedRequest.model may use as well. Empty = model."""
     context_length: _builtins.int
     """Most tokens of prompt and output together."""
     kv_cache_block_size: _builtins.int

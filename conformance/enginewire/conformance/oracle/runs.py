@@ -81,6 +81,8 @@ async def _plain(ctx: Context, client: Client, asked: Changes) -> Target:
 async def at_the_end_of_the_window(ctx: Context, client: Client) -> Target:
     """One run whose prompt leaves just the room for it; NotApplicable where that is too long."""
     length = ctx.context_length() - TOKENS
+    if length > ctx.longest_prompt():
+        raise NotApplicable("no prompt may fill the window")
     if not PROMPT_TOKENS <= length <= LONGEST - TOKENS:
         raise NotApplicable("the window is too long to be filled")
     ctx.tokens(TOKENS, length, least=TOKENS)
@@ -142,5 +144,4 @@ async def _run(ctx: Context, client: Client, prompt: list[int], changes: Changes
 
 
 def _fits(ctx: Context, prompt_tokens: int) -> bool:
-    bounded = ctx.config.HasField("context_length")
-    return not bounded or prompt_tokens + FEWEST <= ctx.config.context_length
+    return prompt_tokens <= ctx.longest_prompt(FEWEST)

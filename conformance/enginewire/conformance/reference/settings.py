@@ -99,7 +99,7 @@ class Settings:
         return pb.EngineConfig(
             data_parallel_size=self.ranks if self.ranks > 1 else None,
             model="reference",
-            served_model_name="reference",
+            served_model_name="shown",
             context_length=self.context_length,
             kv_cache_block_size=self.block_size,
             total_kv_blocks=self.total_blocks,

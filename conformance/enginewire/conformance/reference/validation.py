@@ -79,7 +79,7 @@ class Validation:
 
     def check_model(self, name: str) -> None:
         """Only the served model, by name or by default."""
-        if name not in ("", self.config.model, *self.config.aliases):
+        if name not in ("", self.config.model, self.config.served_model_name, *self.config.aliases):
             raise Refusal(pb.ERROR_REASON_MODEL_NOT_FOUND, "model: is not served here", field="model")
 
     def check_role(self, request: pb.PreprocessedRequest) -> None:
@@ -145,6 +145,8 @@ class Validation:
         if prompt + max(request.stop_conditions.min_tokens, 1) > window:
             message = f"token_ids: do not fit the window, got {prompt} tokens, allowed {window - 1}"
             raise Refusal(pb.ERROR_REASON_CONTEXT_EXCEEDED, message, field="token_ids")
+        if prompt > (self.config.limits.max_prompt_tokens or prompt):
+            raise invalid("token_ids", "are too many", prompt, f"{self.config.limits.max_prompt_tokens}")
 
     def check_ids(self, request: pb.PreprocessedRequest) -> None:
         """Ids are below the vocabulary's size."""

@@ -96,7 +96,7 @@ class Company:
     """Which options come along; empty by default.
 
     `some_ids` are in the target's vocabulary, and so are those of `prefix`, a beginning for all prompts that
-    leaves room for others. `window`: tokens of a request and its answer, 0 where that is not said. `number`:
+    leaves room for others. `window`: tokens that a request and its answer may have, 0 if unknown. `number`:
     the company's of a run.
     """
 
@@ -148,7 +148,8 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
     some_ids = rng.sample(range(size), min(MANY, size, *bounds))
     count = BLOCKS * (config.kv_cache_block_size or USUAL_BLOCK) + 1
     prefix = prompt(count, config.vocab_size, config.eos_token_ids, salt=rng.randrange(2**32))
-    return Company(members, tuple(some_ids), tuple(prefix), config.context_length, number)
+    window = min(filter(None, (config.context_length, config.limits.max_prompt_tokens)), default=0)
+    return Company(members, tuple(some_ids), tuple(prefix), window, number)
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:

@@ -280,6 +280,8 @@ class Context(Sizes):
 
     async def close(self) -> None:
         """Leave, and close what the check opened."""
+        for client in self._clients:
+            client.close()
         await self.leave()
         self.session.past_ids += self._past_ids()
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))

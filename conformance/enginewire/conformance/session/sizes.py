@@ -37,6 +37,11 @@ def ranks_of(config: pb.EngineConfig) -> range:
     return range(first, first + max(config.data_parallel_size, 1))
 
 
+def names_of(config: pb.EngineConfig) -> set[str]:
+    """Those of the served model, adapters aside."""
+    return {config.model, config.served_model_name or config.model, *config.aliases}
+
+
 def slots_of(config: pb.EngineConfig) -> int:
     """Of all ranks together; 0 where nothing says how many there are."""
     return config.max_num_seqs * len(ranks_of(config))
@@ -96,6 +101,21 @@ class Sizes:
         window = self.config.context_length if self.config.HasField("context_length") else USUAL_WINDOW
         return max(window - prompt_tokens, 1)
 
+    def longest_prompt(self, room: int = 1) -> int:
+        """Tokens of the longest prompt there may be that leaves so many of the window, or more."""
+        return min(self.room(room), self.limits.max_prompt_tokens or self.room(room))
+
+    def filling_prompt(self, room: int) -> tuple[list[int], int]:
+        """The longest prompt that leaves so many tokens of the window, or more, and how many it leaves.
+
+        NotApplicable where the window is not said, or too many are left to be waited for.
+        """
+        length = self.longest_prompt(room)
+        left = self.context_length() - length
+        if left > room:
+            self.tokens(left, length, least=left)
+        return self.prompt(length), left
+
     def tokens(self, wanted: int, prompt_tokens: int = requests.PROMPT_TOKENS, *, least: int = 1) -> int:
         """Output tokens of one answer: as many as wanted, or as the window and the patience allow.
 
@@ -130,11 +150,9 @@ class Sizes:
 
         NotApplicable where the window has not even `least` blocks.
         """
-        blocks = min(most, (self.room(room) - 1) // self.block_size)
+        blocks = min(most, (self.longest_prompt(room) - 1) // self.block_size)
         if blocks < least:
-            raise NotApplicable(
-                f"the context window has no room for {least} blocks of {self.block_size} tokens"
-            )
+            raise NotApplicable(f"no prompt may have {least} blocks of {self.block_size} tokens")
         return self.prompt(blocks * self.block_size + 1, salt=self.fresh_salt())
 
     def fresh_salt(self) -> int:
@@ -146,8 +164,10 @@ class Sizes:
         return min(most, most_choices(self.config))
 
     def require_room(self, request: pb.GenerateRequest) -> None:
-        """NotApplicable for a request that the window would cut, which its check does not want."""
+        """NotApplicable for a request whose prompt may not be so long, or that the window would cut."""
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
+        if prompt > (self.limits.max_prompt_tokens or prompt):
+            raise NotApplicable(f"Limits.max_prompt_tokens is below the {prompt} of this request")
         asked = prompt + conditions.max_tokens
         if self.config.HasField("context_length") and asked > self.config.context_length:
             raise NotApplicable(

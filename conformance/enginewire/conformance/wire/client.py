@@ -113,6 +113,11 @@ class Client:
         self.calls: list[Call] = []
         self._channel = channel
         self._metadata = metadata
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Call nobody any more: what goes on behind the end of a check must not be in the way of others."""
+        self._is_closed = True
 
     def call(
         self,
@@ -126,8 +131,10 @@ class Client:
         """Start an RPC: `Service.Method` of the contract, or a raw `/package.Service/Method`.
 
         The request is a message, its bytes (which may be malformed), or an async iterator of either
-        for a method that takes a stream.
+        for a method that takes a stream. NotApplicable when the client is closed.
         """
+        if self._is_closed:
+            raise NotApplicable("whoever calls has ended")
         method = method_of(name)
         deadline = self.timeout if timeout is None else timeout
         everything = self._metadata + metadata

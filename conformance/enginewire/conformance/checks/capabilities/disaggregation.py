@@ -314,7 +314,7 @@ async def _free(ctx: Context, stream: Stream) -> None:
 
 async def _aborted(ctx: Context, count: int) -> list[Stream]:
     """Of so many prefills at once those that were aborted under way: many take longer than few."""
-    client, length = ctx.prefill(), min(LONG, (ctx.config.context_length or LONG) // 2)
+    client, length = ctx.prefill(), min(LONG, ctx.longest_prompt() // 2)
     # Prompts that nobody has cached.
     prompts = [ctx.prompt(length, salt=ctx.fresh_salt()) for _ in range(count)]
     requests = [ctx.request(token_ids=prompt) for prompt in prompts]

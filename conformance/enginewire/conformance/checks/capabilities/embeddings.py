@@ -21,6 +21,7 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.requests import LONG_REASON
+from enginewire.conformance.session.sizes import names_of
 from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import ANY_METADATA
@@ -214,7 +215,7 @@ async def _in_flight(
 
     A Violation when it lasted, and the load never told of it.
     """
-    inputs, looks = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)], 0
+    inputs, looks = [ctx.prompt(min(LONG, ctx.longest_prompt()), salt=salt) for salt in range(count)], 0
     embedding = asyncio.ensure_future(embed(ctx, inputs, name=name, client=client))
     while not await is_live(ctx):
         if embedding.done():
@@ -239,7 +240,7 @@ async def _most_inputs(ctx: Context) -> int:
 @check("ERR-06", variant="embed", gate="embeddings", needs=("ERR-06", "EMB-01"))
 async def other_models_embed_nothing(ctx: Context) -> None:
     """Names that nobody has, of models and of adapters; its own is served."""
-    for name in (ctx.config.model, *ctx.config.aliases):
+    for name in sorted(names_of(ctx.config)):
         _vectors_of(await embed(ctx, _inputs(ctx), model=name))
     for name in ("no-such-model", f"{ctx.config.model}-2"):
         refused = await embed(ctx, _inputs(ctx), model=name)
@@ -254,7 +255,7 @@ async def embed_is_refused(ctx: Context) -> None:
 
 def _lengths(ctx: Context) -> list[int]:
     """Of inputs, as far as they fit the window."""
-    return [min(length, ctx.room(1)) for length in LENGTHS]
+    return [min(length, ctx.longest_prompt()) for length in LENGTHS]
 
 
 def _inputs(ctx: Context) -> list[list[int]]:
@@ -263,7 +264,7 @@ def _inputs(ctx: Context) -> list[list[int]]:
 
 def _alike(ctx: Context) -> list[list[int]]:
     """As long as each other, and different in one token in the middle."""
-    prompt = ctx.prompt(min(LONG, ctx.room(1)), salt=len(LENGTHS))
+    prompt = ctx.prompt(min(LONG, ctx.longest_prompt()), salt=len(LENGTHS))
     middle, others = len(prompt) // 2, ctx.prompt(MANY, salt=len(LENGTHS) + 1)
     return [[*prompt[:middle], other, *prompt[middle + 1 :]] for other in sorted({*others, prompt[middle]})]
 

@@ -276,8 +276,7 @@ def _pressure(ctx: Context) -> list[list[int]]:
 
 
 def _long_prompt(ctx: Context) -> list[int]:
-    length = min(ctx.config.context_length or LONGEST, ctx.limits.max_prompt_tokens or LONGEST, LONGEST)
-    return ctx.prompt(max(length - 8, 1), salt=ctx.fresh_salt())
+    return ctx.prompt(min(ctx.longest_prompt(8), LONGEST), salt=ctx.fresh_salt())
 
 
 def _told(ctx: Context, events: list[pb.KvEvent]) -> dict[int, tuple[int, ...]]:

@@ -118,8 +118,10 @@ async def embeddings_add_up_too(ctx: Context) -> None:
             took.append(time.monotonic() - began)
 
     asking = asyncio.ensure_future(ask_again())
-    now = await _until(ctx, lambda now: now.sum_of(RUNNING) + now.sum_of(WAITING) > 0)
-    await stop([asking])
+    try:
+        now = await _until(ctx, lambda now: now.sum_of(RUNNING) + now.sum_of(WAITING) > 0)
+    finally:
+        await stop([asking])
     if took and max(took) < LASTING:
         raise NotApplicable("the longest request to embed ends before it can be counted")
     seen = now.sum_of(RUNNING) + now.sum_of(WAITING)

@@ -17,6 +17,7 @@ from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
 from enginewire.conformance.session.invalid_requests import failed_later
 from enginewire.conformance.session.requests import PARTS, Value
+from enginewire.conformance.session.sizes import names_of
 from enginewire.conformance.wire.exchange import LIFETIME_KEY, Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect
 from enginewire.field_rules import FIELD_RULES, Rule
@@ -162,13 +163,12 @@ async def options_are_in_range(ctx: Context) -> None:
 @check("ERR-06", needs=SHAPE)
 async def models_have_names(ctx: Context) -> None:
     """Names that nobody has, of which some are like the model's; the empty one and its own are served."""
-    for name in ("", ctx.config.model, *ctx.config.aliases):
+    served, model = {"", *names_of(ctx.config)}, ctx.config.model
+    for name in sorted(served):
         stream = await ctx.start(ctx.request(model=name)).end()
         message = f"the served model is not found under its name {name!r}"
         expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     codes = (grpc.StatusCode.NOT_FOUND,)
-    model = ctx.config.model
-    served = {"", model, ctx.config.served_model_name, *ctx.config.aliases}
     for name in {"no-such-model", f"{model}-2", f"{model}/2", model[:-1], model.swapcase()} - served:
         for is_probe in (False, True):
             good = ctx.request(max_tokens=1, is_probe=is_probe)

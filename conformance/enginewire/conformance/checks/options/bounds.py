@@ -59,6 +59,9 @@ async def bounds_hold_on_both_sides(ctx: Context) -> None:
             await _rejects(ctx, bound, most + 1, good)
 
     await _some_at_a_time(both_sides(bound) for bound in BOUNDS if bound.is_offered(ctx.config))
+    if (most := ctx.limits.max_prompt_tokens) and most < ctx.room(1):
+        good = ctx.request(token_ids=ctx.prompt(most), max_tokens=1)
+        await ctx.rejects({"token_ids": ctx.prompt(most + 1)}, good=good)
 
 
 @check("LIM-11", needs=(*SHAPE, "LIM-10"))
@@ -92,9 +95,7 @@ async def lists_count_to_their_last_entry(ctx: Context) -> None:
 @check("ERR-04", variant="longest", needs=(*SHAPE, "INF-04", "LIM-03"))
 async def the_longest_prompt_is_served(ctx: Context) -> None:
     """One token less than the window has, or as many as there may be."""
-    most = ctx.context_length() - 1
-    if ctx.limits.HasField("max_prompt_tokens"):
-        most = min(most, ctx.limits.max_prompt_tokens)
+    most = min(ctx.context_length(), ctx.longest_prompt())
     stream = await ctx.generate(ctx.request(token_ids=ctx.prompt(most), max_tokens=1))
     expect_equal(len(stream.tokens), 1, f"a prompt of {most} tokens, which fit, has another answer")
 

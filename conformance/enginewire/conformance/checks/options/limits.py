@@ -53,13 +53,9 @@ async def no_tokens_are_refused(ctx: Context) -> None:
 @check("LIM-05", needs=(*SHAPE, "INF-04"))
 async def the_window_bounds(ctx: Context) -> None:
     """Without max_tokens."""
-    stream = await _filling(ctx)
-    expect(
-        len(stream.tokens) <= ROOM,
-        "the output goes beyond the window",
-        expected=ROOM,
-        seen=len(stream.tokens),
-    )
+    stream, room = await _filling(ctx)
+    seen = len(stream.tokens)
+    expect(seen <= room, "the output goes beyond the window", expected=room, seen=seen)
 
 
 @check("LIM-06", needs=(*SHAPE, "LIM-01"))
@@ -85,52 +81,52 @@ async def min_above_max_is_refused(ctx: Context) -> None:
 @check("LIM-08", needs=(*SHAPE, "INF-04", "LIM-05"))
 async def a_full_window_is_length(ctx: Context) -> None:
     """Not an error."""
-    stream = await (await _filling(ctx)).ok()
+    stream, _ = await _filling(ctx)
+    await stream.ok()
     expect_equal(stream.choice.reason_name, "LENGTH", "a full window ended the choice with another reason")
 
 
 @check_in("LIM-08", CHOICES, needs=(*SHAPE, "INF-04", "LIM-05"))
 async def a_full_window_is_length_for_each(ctx: Context, shape: Shape) -> None:
     """Without max_tokens, for every choice."""
-    prompt = ctx.prompt(ctx.context_length() - ROOM)
+    prompt, room = ctx.filling_prompt(ROOM)
     for choice in (await ask(ctx, shape, ctx.request(token_ids=prompt, max_tokens=None))).choices.values():
         seen = f"{len(choice.tokens)} tokens, {choice.reason_name}"
         expect_equal(
-            seen, f"{ROOM} tokens, LENGTH", f"choice {choice.index} of a full window has another end"
+            seen, f"{room} tokens, LENGTH", f"choice {choice.index} of a full window has another end"
         )
 
 
 @check_in("LIM-09", PLAIN, CHOICES, needs=(*SHAPE, "INF-04", "LIM-02", "LIM-08"))
 async def more_than_fits_is_clamped(ctx: Context, shape: Shape) -> None:
     """One more than is left, as many as the window has, and the most that the field can say."""
-    window = ctx.context_length()
-    prompt = ctx.prompt(window - ROOM)
-    for asked in (ROOM + 1, window, UINT32_MAX):
+    prompt, room = ctx.filling_prompt(ROOM)
+    for asked in (room + 1, ctx.context_length(), UINT32_MAX):
         request = requests.change(ctx.request(token_ids=prompt), max_tokens=asked)
         for choice in (await ask(ctx, shape, request)).choices.values():
             seen = f"{len(choice.tokens)} tokens, {choice.reason_name}"
-            message = f"max_tokens {asked} with room for {ROOM} has another end"
-            expect_equal(seen, f"{ROOM} tokens, LENGTH", message)
+            message = f"max_tokens {asked} with room for {room} has another end"
+            expect_equal(seen, f"{room} tokens, LENGTH", message)
 
 
-async def _filling(ctx: Context) -> Stream:
-    """A request without max_tokens that fills the window; stopped when it goes on beyond it."""
-    prompt = ctx.prompt(ctx.context_length() - ROOM)
+async def _filling(ctx: Context) -> tuple[Stream, int]:
+    """A request without max_tokens that fills the window; stopped when it goes on beyond its room."""
+    prompt, room = ctx.filling_prompt(ROOM)
     stream = ctx.start(ctx.request(token_ids=prompt, max_tokens=None))
     async for _ in stream.call:
-        if len(stream.tokens) > ROOM:
-            return stream
-    return await stream.end()
+        if len(stream.tokens) > room:
+            return stream, room
+    return await stream.end(), room
 
 
 @check("LIM-12", needs=(*SHAPE, "INF-04", "LIM-06", "LIM-09"))
 async def the_minimum_has_room(ctx: Context) -> None:
     """As many tokens as are left of the window, and one more, with a maximum and without."""
-    prompt = ctx.prompt(ctx.context_length() - ROOM)
-    good = ctx.request(token_ids=prompt, max_tokens=ROOM, min_tokens=ROOM)
+    prompt, room = ctx.filling_prompt(ROOM)
+    good = ctx.request(token_ids=prompt, max_tokens=room, min_tokens=room)
     stream = await ctx.generate(good)
-    expect_equal(len(stream.tokens), ROOM, "a minimum that fits the window is not kept")
-    for most in (2 * ROOM, None):
-        more = {"max_tokens": most, "min_tokens": ROOM + 1}
+    expect_equal(len(stream.tokens), room, "a minimum that fits the window is not kept")
+    for most in (2 * room, None):
+        more = {"max_tokens": most, "min_tokens": room + 1}
         long = requests.change(good, request_id=ctx.request().request_id, **more)
         require_refusal(await ctx.refused(long), INVALID, reason=pb.ERROR_REASON_CONTEXT_EXCEEDED)

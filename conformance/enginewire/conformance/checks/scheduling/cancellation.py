@@ -208,7 +208,7 @@ async def _computed(ctx: Context) -> float:
 
 def _large_request(ctx: Context, part: float) -> pb.GenerateRequest:
     """With a prompt that is in no cache, and fills that part of the window."""
-    length = min(int(ctx.context_length() * part), LARGE_PROMPT) - OUTPUT_TOKENS
+    length = min(int(ctx.context_length() * part), ctx.longest_prompt(), LARGE_PROMPT) - OUTPUT_TOKENS
     return ctx.long_request(token_ids=ctx.prompt(length, salt=ctx.fresh_salt()))
 
 

@@ -173,7 +173,7 @@ async def control_is_never_blocked(ctx: Context) -> None:
     # The stopwatch says what is late, not a deadline that a busy machine can miss as well.
     ctx.client.timeout = ctx.bounds.check
     async with saturated(ctx) as running:
-        large = ctx.prompt(ctx.context_length() // 2)
+        large = ctx.prompt(min(ctx.context_length() // 2, ctx.longest_prompt()))
         await queued(ctx, running)
         ctx.start(ctx.request(token_ids=large, max_tokens=1))
         calls: dict[str, Callable[[], Awaitable[object]]] = {

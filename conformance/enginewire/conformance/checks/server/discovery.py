@@ -86,8 +86,7 @@ async def stays_the_same_under_load(ctx: Context) -> None:
 @check("INF-04", needs=(*SHAPE, "LIM-01"))
 async def serves_a_full_window(ctx: Context) -> None:
     """A prompt that leaves room for exactly what it asks for."""
-    room = 4
-    prompt = ctx.prompt(ctx.context_length() - room)
+    prompt, room = ctx.filling_prompt(4)
     stream = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=room))
     expect_equal(len(stream.tokens), room, "a prompt that fits its window is not served in full")
 

@@ -63,7 +63,7 @@ MOST_ROWS: Final = 32
 @check("MSG-01", needs=(*SHAPE, "INF-04"))
 async def full_windows_may_be_large(ctx: Context) -> None:
     """A prompt that fills the window, encoded in the wider of the two ways that protobuf allows."""
-    prompt = ctx.prompt(ctx.context_length() - ROOM)
+    prompt, _ = ctx.filling_prompt(ROOM)
     payload = _unpacked(ctx.request(max_tokens=ROOM), prompt)
     if ctx.limits.HasField("max_request_bytes") and len(payload) > ctx.limits.max_request_bytes:
         raise NotApplicable(f"Limits.max_request_bytes is below the {len(payload)} bytes of such a prompt")
@@ -175,7 +175,7 @@ def _to_embed(ctx: Context, count: int) -> pb.EmbedRequest:
 @check("MSG-04", needs=SHAPE, alone=True, counts_prompt=True)
 async def gzip_is_accepted(ctx: Context) -> None:
     """A prompt that is worth being compressed."""
-    length = min(GZIP_PROMPT, ctx.context_length() - ROOM)
+    length = min(GZIP_PROMPT, ctx.longest_prompt(ROOM))
     plain, packed = (ctx.request(token_ids=ctx.prompt(length)) for _ in range(2))
     tokens = (await ctx.generate(plain)).tokens
     deadline = ctx.bounds.generation(ROOM, length)
@@ -192,7 +192,7 @@ async def unknown_compression_is_refused(ctx: Context) -> None:
         raise NotApplicable("TLS hides the name of a compression from the kit's proxy")
     proxy, client = await ctx.proxy()
     proxy.rename(GZIP, NOBODYS)
-    request = ctx.request(token_ids=ctx.prompt(min(GZIP_PROMPT, ctx.context_length() - ROOM)))
+    request = ctx.request(token_ids=ctx.prompt(min(GZIP_PROMPT, ctx.longest_prompt(ROOM))))
     call = client.call(GENERATE, request, timeout=2 * ctx.bounds.answer, compression=grpc.Compression.Gzip)
     exchange = await call.finish()
     require_refusal(exchange, NOT_UNPACKED)
@@ -313,7 +313,7 @@ def _largest(ctx: Context) -> list[pb.GenerateRequest]:
         wanted.append(ctx.request(max_tokens=tokens, stream_interval=tokens, logprobs=most))
     if ctx.capabilities.prompt_logprobs:
         most = ctx.limits.max_prompt_logprobs if ctx.limits.HasField("max_prompt_logprobs") else 20
-        prompt = ctx.prompt(window - ROOM)
+        prompt = ctx.prompt(min(window - ROOM, ctx.longest_prompt(ROOM)))
         wanted.append(ctx.request(token_ids=prompt, max_tokens=ROOM, prompt_logprobs=most))
     return wanted
 

@@ -73,11 +73,11 @@ async def _fills_the_window(ctx: Context) -> None:
     """As many tokens as there is room for behind the prompt, those that were delivered among them."""
     if not ctx.config.HasField("context_length"):
         return
-    prompt, handed_in = ctx.prompt(ctx.config.context_length - ROOM), ctx.prompt(FEWEST - 1, salt=1)
-    for most in (ROOM, None):
+    (prompt, room), handed_in = ctx.filling_prompt(ROOM), ctx.prompt(FEWEST - 1, salt=1)
+    for most in (room, None):
         request = resumed(ctx.request(token_ids=prompt, max_tokens=most), handed_in)
         choice = (await ctx.generate(request)).choice
-        seen, due = f"{len(choice.tokens)} tokens, {choice.reason_name}", ROOM - len(handed_in)
+        seen, due = f"{len(choice.tokens)} tokens, {choice.reason_name}", room - len(handed_in)
         message = f"a resumed choice with max_tokens {most} does not fill the window"
         expect_equal(seen, f"{due} tokens, LENGTH", message)
 

@@ -117,6 +117,12 @@ class OwnNameUnknown(Reference):
         super().check_model(name and f"folder/{name}")
 
 
+@mutant("name_shown_unknown", kills="ERR-06")
+class NameShownUnknown(Reference):
+    def check_model(self, name: str) -> None:
+        super().check_model("unknown" if name == self.config.served_model_name else name)
+
+
 @mutant("unknown_enum_crash", kills="ERR-07")
 class UnknownEnumCrash(Reference):
     def check_enums(self, request: pb.PreprocessedRequest) -> None:

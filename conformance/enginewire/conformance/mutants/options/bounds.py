@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -10,6 +11,7 @@ from enginewire.conformance.mutants.options.rules_for_tokens import OtherOptions
 from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.reference.validation import RANGES, value_of
 
 READ = 16
@@ -113,6 +115,17 @@ class TheLastTokenOfTheWindowIsKept(Reference):
         super().check_prompt(request)
         if len(request.token_ids) == self.config.context_length - 1:
             raise Refusal(pb.ERROR_REASON_CONTEXT_EXCEEDED, "token_ids: no room", field="token_ids")
+
+
+@mutant("prompts_have_one_token_too_many", kills="LIM-10")
+class PromptsHaveOneTokenTooMany(Reference):
+    """One above their limit is taken."""
+
+    settings = replace(Settings(), limits={"max_prompt_tokens": 2032})
+
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        if len(request.token_ids) != self.config.limits.max_prompt_tokens + 1:
+            super().check_prompt(request)
 
 
 class _OpenEnd(Reference):

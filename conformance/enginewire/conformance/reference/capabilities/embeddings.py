@@ -119,7 +119,8 @@ class Embeddings(Service):
         """One input fits the window and has known ids."""
         if not tokens:
             raise invalid(path, "is empty", 0, "at least one id")
-        if len(tokens) > self.config.context_length:
+        window = self.config.context_length
+        if len(tokens) > min(window, self.config.limits.max_prompt_tokens or window):
             raise Refusal(pb.ERROR_REASON_CONTEXT_EXCEEDED, f"{path}: does not fit the window", field=path)
         if max(tokens) >= self.config.vocab_size:
             raise invalid(path, "is not in the vocabulary", max(tokens), f"below {self.config.vocab_size}")

@@ -14,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer
 from enginewire.conformance.running.monitor.failures import EARLY
 from enginewire.conformance.running.monitor.invariant import of_answers
+from enginewire.conformance.session.sizes import names_of
 from enginewire.conformance.wire.violation import expect
 from enginewire.field_rules import FIELD_RULES, Rule
 
@@ -103,7 +104,7 @@ def models_are_served(answer: Answer) -> None:
     """By one of their names; an adapter is a model too."""
     config, model = answer.config, answer.body.model
     if _is_accepted(answer) and answer.is_known and not config.capabilities.lora:
-        names = {"", config.model, config.served_model_name, *config.aliases}
+        names = {"", *names_of(config)}
         expect(model in names, "a model that is not served was accepted", expected=sorted(names), seen=model)
 
 
