@@ -26,7 +26,7 @@ var config = &pb.EngineConfig{
 		DefaultSampling: &pb.SamplingDefaults{Temperature: 1, TopP: 1, RepetitionPenalty: 1},
 	},
 	Limits: &pb.Limits{
-		MaxPromptTokens:        proto.Uint32(4000),
+		MaxPromptTokens:        proto.Uint32(4080),
 		MaxRequestBytes:        proto.Uint64(4 << 20),
 		MaxNumQueuedReqs:       proto.Uint32(maxWaiting),
 		MinKeepaliveIntervalMs: proto.Uint32(1000),

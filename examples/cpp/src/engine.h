@@ -37,7 +37,7 @@ inline pb::EngineConfig describe() {
   sampling.set_temperature(1);
   sampling.set_top_p(1);
   sampling.set_repetition_penalty(1);
-  config.mutable_limits()->set_max_prompt_tokens(4000);
+  config.mutable_limits()->set_max_prompt_tokens(4080);
   config.mutable_limits()->set_max_request_bytes(4 << 20);
   config.mutable_limits()->set_max_num_queued_reqs(kMaxWaiting);
   config.mutable_limits()->set_min_keepalive_interval_ms(ew::kMinKeepaliveMs);

@@ -254,7 +254,7 @@ def _words(words: list[list[int]]) -> list[pb.TokenSequence]:
 
 def _with_token(ctx: Context, rule: Rule, token: int, others: int) -> Value:
     """A value of a field that ends with `token` behind so many valid ids, or as many as it takes."""
-    room = ctx.room(1) if rule.field.name in ("token_ids", "resume") else rule.most(ctx.limits)
+    room = ctx.longest_prompt() if rule.field.name in ("token_ids", "resume") else rule.most(ctx.limits)
     ids = [*ctx.prompt(max(min(others, room - 1), 0)), token]
     match rule.field.name:
         case "logit_bias":

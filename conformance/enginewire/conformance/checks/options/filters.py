@@ -171,7 +171,7 @@ async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter)
     options, temperature = setting
     missed, rounds = 1.0, [ctx.tokens(count) for count in ROUNDS]
     for turn, count in enumerate(rounds):
-        length = min(LONG, ctx.room(count)) if number % 2 and not turn else PROMPT_TOKENS
+        length = min(LONG, ctx.longest_prompt(count)) if number % 2 and not turn else PROMPT_TOKENS
         prompt = ctx.prompt(length, salt=300 + 3 * number + turn)
         changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": count, "temperature": temperature}
         for index, positions in enumerate(await drawn(ctx, **changes, **options)):

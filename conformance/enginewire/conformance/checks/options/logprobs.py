@@ -171,7 +171,7 @@ async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
 @check("LOG-07", variant="long", needs=(*NEEDS, "LOG-07"), counts_prompt=True)
 async def rows_of_long_prompts_are_aligned(ctx: Context) -> None:
     """A prompt that takes several steps, and that is in the cache in part."""
-    prompt, count = ctx.prompt(min(LONG, ctx.room(2 * PROMPT))), ctx.tokens(PROMPT)
+    prompt, count = ctx.prompt(min(LONG, ctx.longest_prompt(2 * PROMPT))), ctx.tokens(PROMPT)
     said = (await ctx.generate(ctx.request(token_ids=prompt, max_tokens=count))).tokens
     await _are_aligned(ctx, PLAIN, prompt, said)
 

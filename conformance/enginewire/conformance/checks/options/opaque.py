@@ -54,7 +54,7 @@ async def opaque_fields_change_nothing(ctx: Context) -> None:
 
     Also where the engine has to find out itself how long the answer may get.
     """
-    length = min(BLOCKS * ctx.block_size, ctx.room(TOKENS))
+    length = min(BLOCKS * ctx.block_size, ctx.longest_prompt(TOKENS))
     asked = ctx.request(token_ids=ctx.prompt(length), max_tokens=ctx.tokens(TOKENS, length))
     # The first one fills the cache for the others.
     _, plain = [await _answer(ctx, asked) for _ in range(2)]

@@ -233,7 +233,7 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
     if not (ctx.capabilities.logit_bias and ctx.capabilities.logprobs):
         raise NotApplicable("without logit_bias and logprobs nobody knows what the penalty decides")
     first, *rest = ctx.prompt(salt=510)
-    prompt = [first, *islice(cycle(rest), min(LONG, ctx.room(FEW)) - 1)]
+    prompt = [first, *islice(cycle(rest), min(LONG, ctx.longest_prompt(FEW)) - 1)]
     new = [token for token in dict.fromkeys(ctx.prompt(16, salt=511)) if token not in prompt][:2]
     decided = 0
     for (penalty, *biases), temperature in zip(REPETITION, (*TEMPERATURES, HOT), strict=True):

@@ -118,7 +118,7 @@ async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
     """
     slots = _slots(ctx)
     prompts = [
-        ctx.prompt(min(LONGEST_PROMPT, ctx.room(1)), salt=ctx.fresh_salt()),
+        ctx.prompt(min(LONGEST_PROMPT, ctx.longest_prompt()), salt=ctx.fresh_salt()),
         *(SEEDS - 1) * [ctx.prompt()],
     ]
     count = ctx.choices(min(MOST_NEIGHBOURS, slots - 1))
@@ -139,7 +139,7 @@ async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
 @check("SAM-05", needs=(*SHAPE, "SAM-01", "CON-01"), alone=True)
 async def greedy_is_its_own(ctx: Context) -> None:
     """A few prompts alone and beside others; rounding may turn one of them."""
-    length = min(LONG_PROMPT, ctx.room(SHORT))
+    length = min(LONG_PROMPT, ctx.longest_prompt(SHORT))
     count = ctx.tokens(SHORT, length)
     requests = [
         {"token_ids": ctx.prompt(length, salt=100 + salt), "max_tokens": count}

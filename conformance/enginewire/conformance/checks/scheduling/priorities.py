@@ -137,7 +137,7 @@ async def _line(ctx: Context, are_first_resumed: bool) -> list[pb.GenerateReques
     """
     room = ctx.limits.max_num_queued_reqs if ctx.limits.HasField("max_num_queued_reqs") else IN_LINE
     names = sorted((ctx.request().request_id for _ in range(max(min(room, IN_LINE), 2))), reverse=True)
-    length = min(BLOCKS * ctx.block_size + 1, ctx.room(SHORT))
+    length = min(BLOCKS * ctx.block_size + 1, ctx.longest_prompt(SHORT))
     most = max(ctx.long_request().request.stop_conditions.max_tokens - length - 1, 1)
     line = [
         ctx.request(request_id=name, token_ids=ctx.prompt(length, salt=ctx.fresh_salt()), max_tokens=most)

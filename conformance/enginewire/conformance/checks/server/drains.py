@@ -40,7 +40,7 @@ async def in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list[
 
 async def still_computed(ctx: Context) -> list[Stream]:
     """A request whose prompt takes several steps, if it was seen to run."""
-    large = ctx.prompt(min(ctx.room(OUTPUT_TOKENS), LARGE_PROMPT), salt=ctx.fresh_salt())
+    large = ctx.prompt(min(ctx.longest_prompt(OUTPUT_TOKENS), LARGE_PROMPT), salt=ctx.fresh_salt())
     return await _seen_to_run(ctx, ctx.request(token_ids=large))
 
 
