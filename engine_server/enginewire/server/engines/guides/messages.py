@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?")
+PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 """A time, a place in the source of xgrammar, and what it looked for there: its messages begin with them."""
 
 
